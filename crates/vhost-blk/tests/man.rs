@@ -8,7 +8,7 @@ use common::{Place, program};
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use vhost_blk::cli::{self, Cli};
-use vhost_blk::man::{self, PAGES};
+use vhost_blk::man::{self, PAGES, Page};
 
 /// The names of a command and all below it.
 fn names(command: &clap::Command, above: &str) -> BTreeSet<String> {
@@ -24,13 +24,18 @@ fn every_command_has_one_page() {
     assert_eq!(pages.len(), PAGES.len());
 }
 
-#[test]
-fn every_page_has_all_sections_and_a_synopsis_of_its_command() {
+/// All pages with their text.
+fn generated() -> Vec<(&'static Page, String)> {
     let place = Place::new();
     let dir = place.path("man");
     assert!(program().args(["generate", "man"]).arg(&dir).status().unwrap().success());
-    for page in PAGES {
-        let text = std::fs::read_to_string(dir.join(man::file_name(page))).unwrap();
+    let text = |page| std::fs::read_to_string(dir.join(man::file_name(page))).unwrap();
+    PAGES.iter().map(|page| (page, text(page))).collect()
+}
+
+#[test]
+fn every_page_has_all_sections_and_a_synopsis_of_its_command() {
+    for (page, text) in generated() {
         for section in ["NAME", "SYNOPSIS", "DESCRIPTION", "OPTIONS"] {
             assert!(text.contains(&format!(".SH {section}\n")), "{}: {section}", page.command);
         }
@@ -51,11 +56,7 @@ fn every_page_has_all_sections_and_a_synopsis_of_its_command() {
 
 #[test]
 fn clients_of_a_daemon_tell_the_status_of_no_answer_and_ctl_refers_to_its_verbs() {
-    let place = Place::new();
-    let dir = place.path("man");
-    assert!(program().args(["generate", "man"]).arg(&dir).status().unwrap().success());
-    for page in PAGES {
-        let text = std::fs::read_to_string(dir.join(man::file_name(page))).unwrap();
+    for (page, text) in generated() {
         let statuses = text.split("EXIT STATUS").nth(1).unwrap().split(".SH").next().unwrap();
         let is_client =
             ["vhost-blk ctl", "vhost-blk top"].iter().any(|it| page.command.starts_with(it));

@@ -183,7 +183,8 @@ fn replace_lost_pages(address: usize) -> bool {
 #[cfg(test)]
 mod tests {
     use crate::SharedMapping;
-    use rustix::fs::{MemfdFlags, memfd_create};
+    use crate::shared_mapping::tests::memory_file;
+    use rustix::fs::MemfdFlags;
     use std::fs::File;
     use std::os::unix::process::ExitStatusExt;
     use std::process::Command;
@@ -192,9 +193,7 @@ mod tests {
     const CHILD: &str = "VHOST_BLK_TEST_SIGBUS";
 
     fn file(pages: usize) -> (File, File) {
-        let file = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
-        let file = File::from(file);
-        file.set_len((pages * PAGE) as u64).unwrap();
+        let file = memory_file(MemfdFlags::empty(), (pages * PAGE) as u64);
         (file.try_clone().unwrap(), file)
     }
 

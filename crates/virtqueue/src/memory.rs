@@ -193,13 +193,12 @@ pub(crate) unsafe fn read_once<const N: usize>(from: *const u8) -> [u8; N] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rustix::fs::{MemfdFlags, memfd_create};
+    use crate::shared_mapping::tests::memory_file;
+    use rustix::fs::MemfdFlags;
 
     #[test]
     fn a_core_dump_has_nothing_of_the_guests_memory() {
-        let file = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
-        let file = File::from(file);
-        file.set_len(8192).unwrap();
+        let file = memory_file(MemfdFlags::empty(), 8192);
         let region = Region::map(0, 0, 4096, file, 4096).unwrap();
         let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
         let start = format!("{:x}-", region.host() as usize);

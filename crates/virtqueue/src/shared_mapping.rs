@@ -120,14 +120,15 @@ fn page_bytes_of(file: &File) -> Result<u64, String> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::address_space::MAPPED_BYTES_MAX;
     use rustix::fs::{MemfdFlags, memfd_create};
 
     const PAGE: u64 = 4096;
 
-    fn memory_file(flags: MemfdFlags, len: u64) -> File {
+    /// A file in memory, as front-ends share.
+    pub(crate) fn memory_file(flags: MemfdFlags, len: u64) -> File {
         let file = File::from(memfd_create("guest", MemfdFlags::CLOEXEC | flags).unwrap());
         file.set_len(len).unwrap();
         file
