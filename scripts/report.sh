@@ -3,11 +3,11 @@
 #
 # Measures and writes the report: report/index.html, report.md, report.json.
 #
-#   report.sh [FOLDER]
+#   report.sh [DIR]
 #
 # QUICK=1            fewer and shorter measurements, sized for ten minutes on two idle cores
 # PARTS=native|all   without or with the lab's parts (default: all, with QUICK=1 native)
-# ARGS=...           further options of the part without a VM, such as --dir FOLDER
+# ARGS=...           further options of the part without a VM, such as --dir DIR
 
 set -eu
 cd "$(dirname "$0")/.."
@@ -29,7 +29,7 @@ cargo build --release -p vhost-blk -p bench
 cargo run --quiet --release -p bench -- --all-loads --storage file,disk,null --json "$raw/native.json" \
     --syscalls ${quick:+--quick --size-mib 256} ${ARGS:-} >"$raw/native.md"
 failed=0
-# The other folder of a real disk, if ARGS names one.
+# The other directory of a real disk, if ARGS names one.
 dir=$(echo " ${ARGS:-} " | sed -n 's/.* --dir[ =]\([^ ]*\) .*/--dir=\1/p')
 # other NAME OPTIONS...: a further part without a VM; a failure does not stop the others
 other() {

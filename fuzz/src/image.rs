@@ -36,8 +36,8 @@ const OPERATIONS: usize = 2 * 12;
 /// Opens the image and uses it.
 pub fn image(data: &[u8]) {
     let Some((operations, bytes)) = data.split_at_checked(OPERATIONS) else { return };
-    let folder = folder();
-    let path = folder.path().join("image");
+    let directory = directory();
+    let path = directory.path().join("image");
     fs::write(&path, bytes).expect("an image");
     let was_sound = is_sound(&path);
     match Qcow2Disk::open(&path, &options()) {
@@ -57,7 +57,7 @@ pub fn image(data: &[u8]) {
     }
     assert!(!was_sound || is_sound(&path), "a sound image was damaged");
     for (name, content) in below() {
-        let now = fs::read(folder.path().join(name)).expect("the backing file");
+        let now = fs::read(directory.path().join(name)).expect("the backing file");
         assert!(now == *content, "the backing file {name} was written");
     }
 }
@@ -79,9 +79,9 @@ fn check_header(path: &Path, before: &[u8]) {
 fn below() -> &'static [(&'static str, Vec<u8>)] {
     static BELOW: OnceLock<Vec<(&str, Vec<u8>)>> = OnceLock::new();
     BELOW.get_or_init(|| {
-        let folder = tempfile::tempdir().expect("a folder");
-        let (base, path) = (vec![BASE_BYTE; BASE_BYTES], folder.path().join(MIDDLE));
-        fs::write(folder.path().join(BASE), &base).expect("a file");
+        let directory = tempfile::tempdir().expect("a directory");
+        let (base, path) = (vec![BASE_BYTE; BASE_BYTES], directory.path().join(MIDDLE));
+        fs::write(directory.path().join(BASE), &base).expect("a file");
         create(&path, BASE, false);
         let disk = Qcow2Disk::open(&path, &options()).expect("it opens");
         let content = [0x33; CLUSTER as usize];
@@ -93,13 +93,13 @@ fn below() -> &'static [(&'static str, Vec<u8>)] {
     })
 }
 
-/// A folder with the backing files.
-fn folder() -> TempDir {
-    let folder = tempfile::tempdir().expect("a folder");
+/// A directory with the backing files.
+fn directory() -> TempDir {
+    let directory = tempfile::tempdir().expect("a directory");
     for (name, content) in below() {
-        fs::write(folder.path().join(name), content).expect("a file");
+        fs::write(directory.path().join(name), content).expect("a file");
     }
-    folder
+    directory
 }
 
 /// Makes an image over another one.
@@ -202,8 +202,8 @@ fn tables(image: &[u8]) -> Vec<u64> {
 
 /// A sound image with compressed clusters in its first L2 table, and others in all of them.
 fn sound(below: &str, is_qcow2: bool) -> Vec<u8> {
-    let folder = folder();
-    let path = folder.path().join("image");
+    let directory = directory();
+    let path = directory.path().join("image");
     create(&path, below, is_qcow2);
     let disk = Qcow2Disk::open(&path, &options()).expect("it opens");
     run(&disk, &[0x32, 0, 0x42, 9, 0x72, 40, 0x75, 60, 0x32, 0x52, 0x72, 0x9a], true);

@@ -1,10 +1,10 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# Puts the guest driver's sources into DKMS's folder, in the guest. `dkms install` then builds it
+# Puts the guest driver's sources into DKMS's directory, in the guest. `dkms install` then builds it
 # for the running kernel, and DKMS itself for each kernel that is installed later.
 #
-#   packaging/dkms-guest/install.sh [ROOT]      ROOT: another folder than /, for packages
+#   packaging/dkms-guest/install.sh [ROOT]      ROOT: another directory than /, for packages
 #   dkms install vhost-blk-guest/VERSION        VERSION as the script prints it
 
 set -eu

@@ -1,10 +1,10 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# Puts the module's sources into DKMS's folder. `dkms install` then builds the module for the
+# Puts the module's sources into DKMS's directory. `dkms install` then builds the module for the
 # running kernel, and DKMS itself for each kernel that is installed later.
 #
-#   packaging/dkms/install.sh [ROOT]        ROOT: another folder than /, for packages
+#   packaging/dkms/install.sh [ROOT]        ROOT: another directory than /, for packages
 #   dkms install vhost-blk/VERSION          VERSION as the script prints it
 
 set -eu

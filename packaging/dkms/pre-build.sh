@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# DKMS runs this in the folder of a build: puts vhost.h of the kernel KDIR into vhost-private. The
+# DKMS runs this in the directory of a build: puts vhost.h of the kernel KDIR into vhost-private. The
 # cache is the machine's, not that of root's home, so that a purge of the package finds it.
 #
 #   pre-build.sh KDIR

@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# Prints the folder of the debug kernel: Debian's source with debug.config. It holds bzImage,
+# Prints the directory of the debug kernel: Debian's source with debug.config. It holds bzImage,
 # lib/modules/RELEASE, and build/, against which external modules are built. About twenty minutes on
 # two cores, once.
 #
@@ -15,7 +15,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 series=6.12
 fragment=$here/debug.config
 
-# kernel-make FOLDER ARGUMENT...: make in the kernel's source with the output in FOLDER.
+# kernel-make DIR ARGUMENT...: make in the kernel's source with the output in DIR.
 kernel_make() {
     output=$1
     shift

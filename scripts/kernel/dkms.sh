@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Builds both modules as a machine with DKMS would, from the files of packaging/*/install.sh, for
-# Debian's 6.12 or the kernel of a build folder. Installs nothing.
+# Debian's 6.12 or the kernel of a build directory. Installs nothing.
 #
 #   scripts/kernel/dkms.sh [KDIR]
 
@@ -23,8 +23,8 @@ trap 'exit 130' INT TERM HUP
 # The packages' build would take the machine's cache of headers.
 export XDG_CACHE_HOME="${cache%/*}"
 
-for folder in dkms dkms-guest; do
-    package=$("$here/../../packaging/$folder/install.sh" "$work")
+for directory in dkms dkms-guest; do
+    package=$("$here/../../packaging/$directory/install.sh" "$work")
     mkdir -p "$work/tree"
     dkms build "$package" -k "$release" --kernelsourcedir "$kdir" \
         --sourcetree "$work/usr/src" --dkmstree "$work/tree" >"$work/log" 2>&1 || {

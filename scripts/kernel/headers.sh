@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# Prints a folder to build modules in (KDIR) for one of Debian's kernels; installs nothing.
+# Prints a directory to build modules in (KDIR) for one of Debian's kernels; installs nothing.
 #
 #   scripts/kernel/headers.sh [RELEASE]     as `uname -r` says it; default: the newest 6.12 for
 #                                           virtual machines whose source there is, too
@@ -47,8 +47,8 @@ newest_with_source() {
 
 # The newest headers in the cache whose vhost.h is there.
 newest_in_cache() {
-    for folder in "$cache"/headers-6.12.*-cloud-amd64/usr/src/linux-headers-*-cloud-amd64; do
-        if [ -d "$folder" ] && has_vhost_h "$(debian_version "$folder")"; then echo "$folder"; fi
+    for directory in "$cache"/headers-6.12.*-cloud-amd64/usr/src/linux-headers-*-cloud-amd64; do
+        if [ -d "$directory" ] && has_vhost_h "$(debian_version "$directory")"; then echo "$directory"; fi
     done | sort -V | tail -n 1
 }
 

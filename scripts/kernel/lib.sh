@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # shellcheck shell=sh
 #
-# Shared functions of the scripts of this folder; source it with `.`. Each script prints one folder
+# Shared functions of the scripts of this directory; source it with `.`. Each script prints one directory
 # on its standard output, its messages on standard error, and keeps expensive results in the cache.
 
 cache=${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/vhost-blk
@@ -15,7 +15,7 @@ without_btf=CONFIG_DEBUG_INFO_BTF_MODULES=
 note() { printf 'kernel: %s\n' "$*" >&2; }
 die() { note "$*"; exit 1; }
 
-# entry NAME COMMAND...: prints the cache folder NAME. If it is not there, COMMAND fills a folder
+# entry NAME COMMAND...: prints the cache directory NAME. If it is not there, COMMAND fills a directory
 # beside it (its last argument), which is then renamed: an entry is complete or absent. The
 # lock is that of the lab's own cache. Do not call it if the shell ignores errors (before || or &&,
 # in a condition).
@@ -51,7 +51,7 @@ key_of() {
     done | sha256sum | cut -c1-16
 }
 
-# tree_key FOLDER FILE-OR-WORD...: the same for all files below a folder, with their names.
+# tree_key DIR FILE-OR-WORD...: the same for all files below a directory, with their names.
 tree_key() {
     tree=$1
     shift
@@ -64,10 +64,10 @@ drop_old() {
         tail -n "+$(($2 + 1))" | cut -d' ' -f2- | while read -r old; do rm -rf "$old"; done
 }
 
-# download PACKAGE[=VERSION] FOLDER: puts the .deb into FOLDER without installing it.
+# download PACKAGE[=VERSION] DIR: puts the .deb into DIR without installing it.
 download() { (cd "$2" && apt-get -q -o APT::Sandbox::User=root download "$1" >&2); }
 
-# unpack PACKAGE[=VERSION] FOLDER: downloads a package and unpacks it into FOLDER.
+# unpack PACKAGE[=VERSION] DIR: downloads a package and unpacks it into DIR.
 unpack() {
     mkdir -p "$2/.deb"
     download "$1" "$2/.deb"

@@ -1,12 +1,12 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# Builds the kernel modules and prints the folder that holds the .ko files. The checkout stays
+# Builds the kernel modules and prints the directory that holds the .ko files. The checkout stays
 # clean: the build happens in a copy in the cache, named after all its inputs.
 #
 #   scripts/kernel/modules.sh [KDIR] [MAKE-ARGUMENT...]     for example: W=1 KCFLAGS=-Werror
 #
-# MODULE_SOURCES=FOLDER builds another folder of modules than this checkout's.
+# MODULE_SOURCES=DIR builds another directory of modules than this checkout's.
 
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
@@ -17,13 +17,13 @@ sources=${MODULE_SOURCES:-$here/../../kernel}
 fill() {
     note "building the modules for $release"
     cp -r "$sources" "$1/kernel"
-    folder=$1
-    for module in "$folder"/kernel/*/; do
+    directory=$1
+    for module in "$directory"/kernel/*/; do
         module=${module%/}
         [ -f "$module/Kbuild" ] || [ -f "$module/Makefile" ] || continue
         # shellcheck disable=SC2086
         nice make -s -j"$(nproc)" -C "$kdir" M="$module" VHOST_PRIVATE="$private" $without_btf $arguments modules
-        cp "$module"/*.ko "$folder"
+        cp "$module"/*.ko "$directory"
     done
 }
 
@@ -32,7 +32,7 @@ if [ $# -gt 0 ] && [ -d "$1" ]; then
     shift
 else
     case ${1:-} in
-    /* | ./*) die "$1: there is no such kernel build folder" ;;
+    /* | ./*) die "$1: there is no such kernel build directory" ;;
     esac
     kdir=$("$here/headers.sh")
 fi

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Builds the modules for sid's kernel with sid's compiler, in the chroot of sid.sh, and prints the
-# folder that holds the .ko files.
+# directory that holds the .ko files.
 #
 #   scripts/kernel/sid-modules.sh [MAKE-ARGUMENT...]     for example: W=1 KCFLAGS=-Werror
 

@@ -1,8 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# Prints a folder with the newest kernel of Debian sid: a chroot with the kernel, its headers, its
-# compiler and its vhost.h. It is made once; remove the folder to get a newer kernel.
+# Prints a directory with the newest kernel of Debian sid: a chroot with the kernel, its headers, its
+# compiler and its vhost.h. It is made once; remove the directory to get a newer kernel.
 #
 #   scripts/kernel/sid.sh
 

@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# Prints the folder of an unpacked Debian kernel source.
+# Prints the directory of an unpacked Debian kernel source.
 #
 #   scripts/kernel/source.sh SERIES [VERSION]     for example: 6.12, 6.12.1-1
 

@@ -1,13 +1,13 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# Prints the folder of the vhost core's private header, vhost.h, for the kernel of a build folder.
+# Prints the directory of the vhost core's private header, vhost.h, for the kernel of a build directory.
 # No headers package has it, and it changes inside stable series, so it is taken from the source
 # of exactly that version: from the tree itself, or from Debian's linux-source package.
 #
-#   scripts/kernel/vhost-private.sh KDIR [FOLDER]   FOLDER: put vhost.h there, not into the cache
+#   scripts/kernel/vhost-private.sh KDIR [DIR]   DIR: put vhost.h there, not into the cache
 #
-# VHOST_PRIVATE=FOLDER in the environment names a folder that has it already.
+# VHOST_PRIVATE=DIR in the environment names a directory that has it already.
 
 set -eu
 # shellcheck source=scripts/kernel/lib.sh
@@ -26,26 +26,26 @@ fill() {
     rm -r "$1/.package"
 }
 
-kdir=${1:?the kernel build folder (KDIR) is needed}
-[ -f "$kdir/Makefile" ] || die "$kdir is no kernel build folder: it has no Makefile"
+kdir=${1:?the kernel build directory (KDIR) is needed}
+[ -f "$kdir/Makefile" ] || die "$kdir is no kernel build directory: it has no Makefile"
 if [ -n "${VHOST_PRIVATE:-}" ]; then
     [ -f "$VHOST_PRIVATE/vhost.h" ] || die "VHOST_PRIVATE=$VHOST_PRIVATE holds no vhost.h"
-    folder=$VHOST_PRIVATE
+    directory=$VHOST_PRIVATE
 elif [ -f "$kdir/source/drivers/vhost/vhost.h" ]; then
-    folder=$kdir/source/drivers/vhost
+    directory=$kdir/source/drivers/vhost
 elif [ -f "$kdir/drivers/vhost/vhost.h" ]; then
-    folder=$kdir/drivers/vhost
+    directory=$kdir/drivers/vhost
 else
     version=$(debian_version "$kdir")
-    [ -n "$version" ] || die "$kdir is not Debian's and has no drivers/vhost/vhost.h: give VHOST_PRIVATE=FOLDER, with the vhost.h of exactly this kernel"
+    [ -n "$version" ] || die "$kdir is not Debian's and has no drivers/vhost/vhost.h: give VHOST_PRIVATE=DIR, with the vhost.h of exactly this kernel"
     series=$(echo "$version" | cut -d. -f1-2)
     has_vhost_h "$version" ||
-        die "apt has no linux-source-$series $version, which has the vhost.h of this kernel: run apt-get update (while a mirror is being updated, later), take the kernel that apt offers ($(candidate "linux-source-$series")), or give VHOST_PRIVATE=FOLDER"
-    folder=$(entry "vhost-h-$version" fill)
+        die "apt has no linux-source-$series $version, which has the vhost.h of this kernel: run apt-get update (while a mirror is being updated, later), take the kernel that apt offers ($(candidate "linux-source-$series")), or give VHOST_PRIVATE=DIR"
+    directory=$(entry "vhost-h-$version" fill)
 fi
 [ $# -lt 2 ] || {
     mkdir -p "$2"
-    cp "$folder/vhost.h" "$2"
-    folder=$2
+    cp "$directory/vhost.h" "$2"
+    directory=$2
 }
-echo "$folder"
+echo "$directory"

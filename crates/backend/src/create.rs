@@ -89,7 +89,7 @@ pub fn create_with(
     let error = |why| error_of(path, size_bytes, why);
     let mut options = OpenOptions::new();
     let file = options.read(true).write(true).create_new(true).open(path).map_err(error)?;
-    let made = fill(&file).and_then(|()| file.sync_all()).and_then(|()| sync_folder(path));
+    let made = fill(&file).and_then(|()| file.sync_all()).and_then(|()| sync_directory(path));
     if made.is_err() {
         // The caller gets the first error; a failed removal adds nothing.
         let _ = fs::remove_file(path);
@@ -100,10 +100,10 @@ pub fn create_with(
 /// Makes the name of a file durable.
 ///
 /// # Errors
-/// The error of the system call. The folder has to be readable.
-pub fn sync_folder(path: &Path) -> io::Result<()> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-    File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
+/// The error of the system call. The directory has to be readable.
+pub fn sync_directory(path: &Path) -> io::Result<()> {
+    let directory = path.parent().filter(|directory| !directory.as_os_str().is_empty());
+    File::open(directory.unwrap_or(Path::new(".")))?.sync_all()
 }
 
 /// The error of a new image at `path` for a disk of `size_bytes`.

@@ -77,8 +77,8 @@ pub enum Marked {
 
 /// The value of `--allow-backing` for one backing file.
 fn rule(path: &Path, overlay: &Path) -> &'static str {
-    let folder = |path: &Path| path.canonicalize().ok()?.parent().map(Path::to_owned);
-    match (folder(path), folder(overlay)) {
+    let directory = |path: &Path| path.canonicalize().ok()?.parent().map(Path::to_owned);
+    match (directory(path), directory(overlay)) {
         (Some(of_file), Some(of_overlay)) if of_file == of_overlay => "same-dir",
         _ => "any",
     }

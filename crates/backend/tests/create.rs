@@ -14,14 +14,14 @@ use tempfile::TempDir;
 
 const MIB: u64 = 1 << 20;
 
-fn folder(place: &str) -> TempDir {
-    TempDir::new_in(place).expect("a folder can be made")
+fn directory(place: &str) -> TempDir {
+    TempDir::new_in(place).expect("a directory can be made")
 }
 
 #[test]
 fn a_sparse_image_has_its_size_and_takes_no_space() {
-    let folder = folder(DISK);
-    let path = folder.path().join("disk.raw");
+    let directory = directory(DISK);
+    let path = directory.path().join("disk.raw");
     create(&path, 64 * MIB, Allocation::Sparse).expect("there is room");
     assert_eq!(fs::metadata(&path).unwrap().len(), 64 * MIB);
     assert!(allocated_bytes(&path) < MIB);
@@ -29,32 +29,32 @@ fn a_sparse_image_has_its_size_and_takes_no_space() {
 
 #[test]
 fn a_full_image_has_its_size_and_takes_its_space() {
-    let folder = folder(DISK);
-    let path = folder.path().join("disk.raw");
+    let directory = directory(DISK);
+    let path = directory.path().join("disk.raw");
     create(&path, 8 * MIB, Allocation::Full).expect("there is room");
     assert_eq!(fs::metadata(&path).unwrap().len(), 8 * MIB);
     assert!(allocated_bytes(&path) >= 8 * MIB);
     assert!(fs::read(&path).unwrap().iter().all(|byte| *byte == 0));
 }
 
-/// The folder may be written and not be read, so that it cannot be synced.
+/// The directory may be written and not be read, so that it cannot be synced.
 #[test]
 fn an_image_whose_name_cannot_be_made_durable_is_removed() {
     const NOBODY: u32 = 65_534;
     let outer = tempfile::tempdir().unwrap();
     fs::set_permissions(outer.path(), Permissions::from_mode(0o711)).unwrap();
-    let inner = outer.path().join("folder");
+    let inner = outer.path().join("directory");
     fs::create_dir(&inner).unwrap();
     fs::set_permissions(&inner, Permissions::from_mode(0o333)).unwrap();
     let path = inner.join("disk.raw");
     let made = thread::scope(|scope| {
         let create = scope.spawn(|| {
             if getuid().is_root() {
-                // This thread alone: root may read every folder.
+                // This thread alone: root may read every directory.
                 let nobody = Uid::from_raw(NOBODY);
                 set_thread_res_uid(nobody, nobody, nobody).unwrap();
             }
-            fs::write(inner.join("other"), "").expect("the folder may be written");
+            fs::write(inner.join("other"), "").expect("the directory may be written");
             create(&path, MIB, Allocation::Sparse)
         });
         create.join().unwrap()
@@ -66,8 +66,8 @@ fn an_image_whose_name_cannot_be_made_durable_is_removed() {
 
 #[test]
 fn an_existing_file_is_neither_overwritten_nor_removed() {
-    let folder = folder(DISK);
-    let path = folder.path().join("disk.raw");
+    let directory = directory(DISK);
+    let path = directory.path().join("disk.raw");
     fs::write(&path, "precious").unwrap();
     for allocation in [Allocation::Sparse, Allocation::Full] {
         let why = create(&path, MIB, allocation).expect_err("it exists");
@@ -79,18 +79,18 @@ fn an_existing_file_is_neither_overwritten_nor_removed() {
 
 #[test]
 fn an_image_that_does_not_fit_is_removed() {
-    let folder = folder(TMPFS);
-    let path = folder.path().join("disk.raw");
+    let directory = directory(TMPFS);
+    let path = directory.path().join("disk.raw");
     let why = create(&path, 1 << 50, Allocation::Full).expect_err("1 PiB of memory");
     assert!(matches!(why, CreateError::NoSpace { .. } | CreateError::TooLarge { .. }), "{why}");
     assert!(!path.exists());
 }
 
 #[test]
-fn a_missing_folder_is_named() {
-    let folder = folder(DISK);
-    let path = folder.path().join("no/disk.raw");
-    let why = create(&path, MIB, Allocation::Sparse).expect_err("no such folder").to_string();
+fn a_missing_directory_is_named() {
+    let directory = directory(DISK);
+    let path = directory.path().join("no/disk.raw");
+    let why = create(&path, MIB, Allocation::Sparse).expect_err("no such directory").to_string();
     assert!(why.contains("no/disk.raw") && why.contains("No such file or directory"), "{why}");
 }
 

@@ -184,10 +184,10 @@ fn a_file_system_without_direct_io_falls_back_with_a_notice() {
 
 #[test]
 fn what_cannot_be_served_is_refused_with_a_remedy() {
-    let folder = tempfile::TempDir::new_in(DISK).expect("a folder can be made");
-    let missing = folder.path().join("none.raw");
+    let directory = tempfile::TempDir::new_in(DISK).expect("a directory can be made");
+    let missing = directory.path().join("none.raw");
     assert!(refusal(&missing, FileOptions::default()).contains("vhost-blk create"));
-    assert!(refusal(folder.path(), FileOptions::default()).contains("neither a regular file"));
+    assert!(refusal(directory.path(), FileOptions::default()).contains("neither a regular file"));
     assert!(refusal(Path::new("/dev/null"), FileOptions::default()).contains("nor a block device"));
     for size in [0, 511] {
         let empty = image(DISK, size);

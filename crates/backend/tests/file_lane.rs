@@ -28,7 +28,7 @@ fn bench() -> Bench {
 fn bench_with(options: FileOptions) -> Bench {
     let image = Image::new(DISK, 16 << 20).expect("an image can be made");
     let disk = File::open(&image.path, options).expect("the image opens");
-    assert!(!disk.fell_back_from_direct(), "the build folder's file system has O_DIRECT");
+    assert!(!disk.fell_back_from_direct(), "the build directory's file system has O_DIRECT");
     let lane = disk.open_lane().expect("the lane opens");
     Bench { disk, lane, engine: ManualEngine::new(), _image: image }
 }

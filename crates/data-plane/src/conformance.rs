@@ -20,7 +20,7 @@ use std::{fs, io};
 use tempfile::TempDir;
 
 const SIZE: u64 = 16 << 20;
-/// A folder in memory.
+/// A directory in memory.
 const TMPFS: &str = "/dev/shm";
 
 /// Adapts the data plane's engine to the suite.
@@ -89,28 +89,28 @@ fn on_uring(target: Target) -> Target {
     target.run_by(|| Box::new(Waited::new()))
 }
 
-/// The folder of this program, on a real file system.
+/// The directory of this program, on a real file system.
 fn beside_the_program() -> PathBuf {
     let program = std::env::current_exe().expect("this program has a path");
-    program.parent().expect("it lies in a folder").to_owned()
+    program.parent().expect("it lies in a directory").to_owned()
 }
 
 fn image(place: &Path, options: FileOptions) -> Result<(File, TempDir), String> {
-    let folder = TempDir::new_in(place).map_err(|why| format!("{}: {why}", place.display()))?;
-    let path = folder.path().join("image.raw");
+    let directory = TempDir::new_in(place).map_err(|why| format!("{}: {why}", place.display()))?;
+    let path = directory.path().join("image.raw");
     fs::File::create(&path).and_then(|file| file.set_len(SIZE)).map_err(|why| why.to_string())?;
-    Ok((File::open(&path, options).map_err(|why| why.to_string())?, folder))
+    Ok((File::open(&path, options).map_err(|why| why.to_string())?, directory))
 }
 
 fn file(place: impl AsRef<Path>, options: FileOptions) -> Result<Target, String> {
-    let (disk, folder) = image(place.as_ref(), options)?;
-    Ok(on_uring(Target::new(disk).keeping(folder)))
+    let (disk, directory) = image(place.as_ref(), options)?;
+    Ok(on_uring(Target::new(disk).keeping(directory)))
 }
 
 /// A direct file with a wrapper.
 fn wrapped(wrap: impl Fn(Arc<dyn Disk>) -> Arc<dyn Disk>) -> Result<Target, String> {
-    let (disk, folder) = image(Path::new(TMPFS), direct())?;
-    Ok(on_uring(Target::of(wrap(Arc::new(disk))).keeping(folder)))
+    let (disk, directory) = image(Path::new(TMPFS), direct())?;
+    Ok(on_uring(Target::of(wrap(Arc::new(disk))).keeping(directory)))
 }
 
 fn direct() -> FileOptions {
@@ -184,8 +184,8 @@ impl Drop for LoopDevice {
 
 #[test]
 fn a_block_device_is_discarded_without_waiting() {
-    let folder = TempDir::new_in(beside_the_program()).expect("a folder");
-    let image = folder.path().join("image.raw");
+    let directory = TempDir::new_in(beside_the_program()).expect("a directory");
+    let image = directory.path().join("image.raw");
     fs::write(&image, vec![0xaa; SIZE as usize]).expect("an image");
     let Some(device) = LoopDevice::over(&image) else { return };
     let file = fs::OpenOptions::new().write(true).open(&device.0).expect("the device opens");

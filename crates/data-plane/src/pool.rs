@@ -230,8 +230,8 @@ mod tests {
         if let Some(mark) = std::env::var_os(MARK) {
             return run_or_abort(Owner(mark.into()), |_| panic!("on purpose"));
         }
-        let folder = tempfile::tempdir().unwrap();
-        let mark = folder.path().join("mark");
+        let directory = tempfile::tempdir().unwrap();
+        let mark = directory.path().join("mark");
         let test = std::thread::current().name().unwrap().to_owned();
         let mut again = Command::new(std::env::current_exe().unwrap());
         let output = again.args(["--exact", &test]).env(MARK, &mark).output().unwrap();

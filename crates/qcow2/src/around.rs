@@ -198,18 +198,18 @@ mod tests {
 
     /// An overlay of 8 MiB over data, whose clusters of these numbers were written in this order.
     fn written(clusters: &[u64]) -> (tempfile::TempDir, File, Image) {
-        let (folder, file, mut image) = overlay();
+        let (directory, file, mut image) = overlay();
         for cluster in clusters {
             let write = Question::Write(cluster * CLUSTER, vec![1; 4096]);
             assert_eq!(image.answer(write), Answer::Done(4096));
         }
         assert_eq!(image.commit(), Ok(()));
-        (folder, file, image)
+        (directory, file, image)
     }
 
     #[test]
     fn known_places_wait_for_no_commit_and_are_not_about_to_be_freed() {
-        let (_folder, _file, mut image) = written(&[0, 1, 4]);
+        let (_directory, _file, mut image) = written(&[0, 1, 4]);
         let write = Question::Write(3 * CLUSTER, vec![1; 4096]);
         assert_eq!(image.answer(write), Answer::Done(4096));
         assert_eq!(first(&image), [(0, 2, 0), (2, 3, 1), (4, 5, 0)]);
@@ -228,7 +228,7 @@ mod tests {
 
     #[test]
     fn known_places_are_those_that_imago_tells() {
-        let (_folder, _file, mut image) = written(&[7, 3, 4, 90, 5, 100]);
+        let (_directory, _file, mut image) = written(&[7, 3, 4, 90, 5, 100]);
         let zero = [Question::Zero(3 * CLUSTER, CLUSTER), Question::Zero(4 * CLUSTER, CLUSTER)];
         assert!(matches!(zero.map(|zero| image.answer(zero)), [Answer::Extent(..), _]));
         image.free(4 * CLUSTER..5 * CLUSTER).expect("a zero cluster");
@@ -248,7 +248,7 @@ mod tests {
 
     #[test]
     fn a_question_is_answered_by_a_place_that_ends_within_the_window() {
-        let (_folder, _file, image) = written(&[0, 2, 3, 1]);
+        let (_directory, _file, image) = written(&[0, 2, 3, 1]);
         let window = 0..4 * CLUSTER;
         let known = image.around(&Question::Read(0, 512), &window);
         let by = |question| image.answer_by(&known, &question, &window);
@@ -265,11 +265,11 @@ mod tests {
 
     #[test]
     fn questions_to_imago_are_bounded_and_an_error_ends_the_places() {
-        let (folder, _file, image) = written(&[2, 1]);
+        let (directory, _file, image) = written(&[2, 1]);
         let mut known = Vec::new();
         image.add_told(&mut known, 0..MIB, &mut 2).expect("a good image");
         assert_eq!(known.iter().map(|known| known.end).collect::<Vec<_>>(), [CLUSTER, 2 * CLUSTER]);
-        let unreadable = File::create(folder.path().join("unreadable")).expect("a file");
+        let unreadable = File::create(directory.path().join("unreadable")).expect("a file");
         image.store().expect("the image").exchange(&unreadable);
         assert_eq!(first(&image), []);
     }
@@ -277,7 +277,7 @@ mod tests {
     /// A write to zeroes, or to a place in a backing file, needs a place of its own.
     #[test]
     fn only_a_read_is_answered_by_zeroes_or_a_backing_file() {
-        let (_folder, _file, image) = written(&[2]);
+        let (_directory, _file, image) = written(&[2]);
         let (below, zeroes) = (0..2 * CLUSTER, 3 * CLUSTER..4 * CLUSTER);
         let below = Extent { start: below.start, end: below.end, file: 1, host: 0 };
         let known = [below, Extent::zeroes(zeroes)];
@@ -295,7 +295,7 @@ mod tests {
 
     #[test]
     fn an_entry_that_names_a_wrong_place_is_no_place() {
-        let (_folder, _file, image) = written(&[0]);
+        let (_directory, _file, image) = written(&[0]);
         let bound = image.end_of(image.store().expect("a file")).expect("a length");
         let place = |entry| image.place_of(Some(entry), 0..CLUSTER, bound);
         let is_known = |entry| matches!(place(entry), Place::Known(_));

@@ -127,7 +127,7 @@ fn backing(
     format: Option<&str>,
     allow: AllowBacking,
 ) -> Result<(PathBuf, bool), Qcow2Error> {
-    let folder = path.parent().unwrap_or(Path::new("."));
+    let directory = path.parent().unwrap_or(Path::new("."));
     let backing = beside(path, name);
     let is_beside = || -> io::Result<bool> {
         let real = |path: &Path| {
@@ -137,7 +137,7 @@ fn backing(
                 path.canonicalize()
             }
         };
-        Ok(real(&backing)?.parent() == Some(&*real(folder)?))
+        Ok(real(&backing)?.parent() == Some(&*real(directory)?))
     };
     let is_allowed = match allow {
         AllowBacking::Off => false,

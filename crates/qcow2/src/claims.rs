@@ -205,7 +205,7 @@ mod tests {
     #[test]
     fn a_table_in_the_place_of_the_header_reaches_no_file_and_ends_all_changes() {
         for (at, bytes) in [(0, 1 << 16), (0, 72), (512, 512)] {
-            let (_folder, file, mut image) = overlay();
+            let (_directory, file, mut image) = overlay();
             assert_eq!(image.answer(Question::Write(0, vec![1; 4096])), Answer::Done(4096));
             let store = image.store().expect("the image");
             let before = store.read(1 << 16, 0).expect("the header");
@@ -219,7 +219,7 @@ mod tests {
 
     #[test]
     fn data_in_the_place_of_a_table_reaches_no_file_and_ends_all_changes() {
-        let (_folder, _file, mut image) = overlay();
+        let (_directory, _file, mut image) = overlay();
         let store = image.store().expect("the image");
         let places: Vec<u64> = store.guard().expect("it is guarded").places().all().collect();
         for place in places {

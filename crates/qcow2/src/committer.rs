@@ -101,7 +101,7 @@ mod tests {
     #[test]
     fn reads_are_answered_and_changes_wait_while_a_commit_hangs() {
         let log = Log::default();
-        let (_folder, _file, mut image) = overlay_with(Some(log.clone()));
+        let (_directory, _file, mut image) = overlay_with(Some(log.clone()));
         assert_eq!(image.answer(Question::Write(0, vec![1; 4096])), Answer::Done(4096));
         assert_eq!(image.commit(), Ok(()));
         let sender = start(image, |_| ()).expect("a thread");

@@ -54,15 +54,15 @@ struct Value {
 }
 
 struct Run {
-    folder: TempDir,
+    directory: TempDir,
     start: Vec<u8>,
     record: Vec<Change>,
     sectors: HashMap<u64, Vec<Value>>,
     first_byte: u8,
 }
 
-fn qemu_img(folder: &Path, args: &[&str]) -> (Option<i32>, String) {
-    let ran = Command::new("qemu-img").current_dir(folder).args(args).output();
+fn qemu_img(directory: &Path, args: &[&str]) -> (Option<i32>, String) {
+    let ran = Command::new("qemu-img").current_dir(directory).args(args).output();
     let ran = ran.expect("qemu-img runs; scripts/setup.sh installs it");
     let text = [ran.stdout, ran.stderr].concat();
     (ran.status.code(), String::from_utf8_lossy(&text).into_owned())
@@ -135,9 +135,9 @@ impl Writer {
 }
 
 /// Makes an image of a disk of so many bytes.
-pub(crate) fn make(folder: &Path, options: &str, first: First, disk: u64) -> PathBuf {
+pub(crate) fn make(directory: &Path, options: &str, first: First, disk: u64) -> PathBuf {
     if first != First::Nowhere {
-        fs::write(folder.join("base.raw"), vec![FIRST; disk as usize]).expect("a base");
+        fs::write(directory.join("base.raw"), vec![FIRST; disk as usize]).expect("a base");
     }
     let size = disk.to_string();
     let create = ["create", "-q", "-f", "qcow2", "-o", options];
@@ -151,8 +151,8 @@ pub(crate) fn make(folder: &Path, options: &str, first: First, disk: u64) -> Pat
             [&convert[..], &["base.raw", "a.qcow2"]].concat()
         }
     };
-    assert_eq!(qemu_img(folder, &args).0, Some(0));
-    folder.join("a.qcow2")
+    assert_eq!(qemu_img(directory, &args).0, Some(0));
+    directory.join("a.qcow2")
 }
 
 /// Opens the image at `path`, and records its changes.
@@ -168,8 +168,8 @@ pub(crate) fn writer(path: &Path) -> Writer {
 }
 
 fn run(seed: u64, steps: u32, options: &str, first: First) -> Run {
-    let folder = TempDir::new().expect("a folder");
-    let path = make(folder.path(), options, first, DISK);
+    let directory = TempDir::new().expect("a directory");
+    let path = make(directory.path(), options, first, DISK);
     let start = fs::read(&path).expect("the image");
     let mut writer = writer(&path);
     let mut random = fastrand::Rng::with_seed(seed);
@@ -204,14 +204,14 @@ fn run(seed: u64, steps: u32, options: &str, first: First) -> Run {
     }
     let record = writer.log.lock().expect("no thread panics").clone();
     let first_byte = if first == First::Nowhere { 0 } else { FIRST };
-    Run { folder, start, record, sectors: writer.sectors, first_byte }
+    Run { directory, start, record, sectors: writer.sectors, first_byte }
 }
 
 /// Writes pieces to the target of a copy, as a mirror does: they begin and end inside of clusters, and come
 /// again and again.
 fn run_target(seed: u64, steps: u32, options: &str) -> Run {
-    let folder = TempDir::new().expect("a folder");
-    let path = make(folder.path(), options, First::Nowhere, DISK);
+    let directory = TempDir::new().expect("a directory");
+    let path = make(directory.path(), options, First::Nowhere, DISK);
     let (start, log) = (fs::read(&path).expect("the image"), Log::default());
     let opened = Target::recorded(&path, None, true, AllowBacking::Off, Some(Arc::clone(&log)));
     let mut target = opened.expect("it opens");
@@ -242,7 +242,7 @@ fn run_target(seed: u64, steps: u32, options: &str) -> Run {
         }
     }
     let record = log.lock().expect("no thread panics").clone();
-    Run { folder, start, record, sectors, first_byte: 0 }
+    Run { directory, start, record, sectors, first_byte: 0 }
 }
 
 fn apply(image: &mut Vec<u8>, change: &Change, torn: bool) {
@@ -279,25 +279,25 @@ impl Run {
 
     /// Checks an image after a crash. With `keeps_all` only the process has ended.
     fn check(&self, point: usize, variant: &str, keeps_all: bool, image: &[u8]) {
-        let folder = self.folder.path();
-        fs::write(folder.join("crashed.qcow2"), image).expect("the image is written");
-        let (code, text) = qemu_img(folder, &["check", "-f", "qcow2", "crashed.qcow2"]);
+        let directory = self.directory.path();
+        fs::write(directory.join("crashed.qcow2"), image).expect("the image is written");
+        let (code, text) = qemu_img(directory, &["check", "-f", "qcow2", "crashed.qcow2"]);
         let change = self.record.get(point);
         let at = format!("crash {point} of {}, {variant}", self.record.len());
         assert!(matches!(code, Some(0 | 3)), "{at}: {text} before {:?}", change.map(kind));
-        let path = folder.join("crashed.qcow2");
+        let path = directory.join("crashed.qcow2");
         let ours = check(&path, &File::open(&path).expect("it opens")).expect("it is checked");
         assert_eq!(ours.errors, 0, "{at}: {ours:?}");
         assert_eq!(ours.leaks > 0, code == Some(3), "{at}: {ours:?}, {text}");
         // Leaked clusters are freed at the next opening, and the content stays.
         if ours.leaks > 0 {
             let mark = reclaim(&path, &path, ours.cluster_bytes).mark;
-            let (code, text) = qemu_img(folder, &["check", "-f", "qcow2", "crashed.qcow2"]);
+            let (code, text) = qemu_img(directory, &["check", "-f", "qcow2", "crashed.qcow2"]);
             assert_eq!((mark, code), (Mark::Sound, Some(0)), "{at}: {text}");
         }
         let to_raw = ["convert", "-f", "qcow2", "-O", "raw", "crashed.qcow2", "crashed.raw"];
-        assert_eq!(qemu_img(folder, &to_raw).0, Some(0), "{at}");
-        let content = fs::read(folder.join("crashed.raw")).expect("the content");
+        assert_eq!(qemu_img(directory, &to_raw).0, Some(0), "{at}");
+        let content = fs::read(directory.join("crashed.raw")).expect("the content");
         for (sector, values) in &self.sectors {
             let from = (sector * SECTOR) as usize;
             let found = &content[from..from + SECTOR as usize];
@@ -343,13 +343,14 @@ fn an_overlay_that_grows_below_a_larger_backing_file_survives_a_crash_at_any_cha
         ("cluster_size=4k", (5 << 20) + SECTOR),
         ("cluster_size=64k", (5 << 20) + SECTOR),
     ] {
-        let folder = TempDir::new().expect("a folder");
-        fs::write(folder.path().join("base.raw"), vec![FIRST; 2 * DISK as usize]).expect("a base");
+        let directory = TempDir::new().expect("a directory");
+        fs::write(directory.path().join("base.raw"), vec![FIRST; 2 * DISK as usize])
+            .expect("a base");
         let size = old.to_string();
         let create = ["create", "-qf", "qcow2", "-o", options, "-b", "base.raw", "-F", "raw"];
         let args = [&create[..], &["a.qcow2", &size]].concat();
-        assert_eq!(qemu_img(folder.path(), &args).0, Some(0));
-        let path = folder.path().join("a.qcow2");
+        assert_eq!(qemu_img(directory.path(), &args).0, Some(0));
+        let path = directory.path().join("a.qcow2");
         let mut writer = writer(&path);
         // Each L2 table has an entry.
         (0..old >> 20).for_each(|mib| writer.batch(&[(mib << 20, 4096, mib as u8 + 1)]));
@@ -364,14 +365,14 @@ fn an_overlay_that_grows_below_a_larger_backing_file_survives_a_crash_at_any_cha
             writer.sectors.iter().map(|(sector, values)| (*sector, vec![first(values[0].byte)]));
         let mut sectors: HashMap<_, _> = sectors.collect();
         sectors.entry(old / SECTOR - 1).or_insert_with(|| vec![first(FIRST)]);
-        let run = Run { folder, start, record, sectors, first_byte: FIRST };
+        let run = Run { directory, start, record, sectors, first_byte: FIRST };
         run.check_all(3);
         for point in (0..=run.record.len()).step_by(3) {
             fs::write(path.with_extension("raw"), run.crashed(point, |_| true, false))
                 .expect("a file");
             let to_raw = ["convert", "-f", "qcow2", "-O", "raw", "a.raw", "content"];
-            assert_eq!(qemu_img(run.folder.path(), &to_raw).0, Some(0), "{point}");
-            let content = fs::read(run.folder.path().join("content")).expect("the content");
+            assert_eq!(qemu_img(run.directory.path(), &to_raw).0, Some(0), "{point}");
+            let content = fs::read(run.directory.path().join("content")).expect("the content");
             let grown = &content[old as usize..];
             assert!(grown.iter().all(|byte| *byte == 0), "{options}: crash {point}: old content");
         }
@@ -388,8 +389,8 @@ fn a_commit_syncs_what_a_later_phase_names_and_nothing_else() {
         let log = writer.log.lock().expect("no thread panics");
         log[before..].iter().filter(|change| matches!(change, Change::Sync)).count()
     };
-    let folder = TempDir::new().expect("a folder");
-    let mut writer = writer(&make(folder.path(), "cluster_size=64k", First::Compressed, DISK));
+    let directory = TempDir::new().expect("a directory");
+    let mut writer = writer(&make(directory.path(), "cluster_size=64k", First::Compressed, DISK));
     writer.image.grow(600 << 20).expect("it grows");
     let mut syncs = |at: u64, byte: u8| count(&mut writer, at, byte);
     assert_eq!(syncs(7 << 20, 1), 1, "refcounts");
@@ -397,8 +398,9 @@ fn a_commit_syncs_what_a_later_phase_names_and_nothing_else() {
     assert_eq!(syncs(560 << 20, 3), 1, "a new L2 table");
     assert_eq!(syncs(0, 4), 2, "data that hides other data, then the L2 table");
     assert_eq!(syncs(1 << 20, 0), 1, "the L2 table, before the counts of freed clusters");
-    let folder = TempDir::new().expect("a folder");
-    let mut writer = self::writer(&make(folder.path(), "cluster_size=64k", First::Backing, DISK));
+    let directory = TempDir::new().expect("a directory");
+    let mut writer =
+        self::writer(&make(directory.path(), "cluster_size=64k", First::Backing, DISK));
     let mut syncs = |at: u64, byte: u8| count(&mut writer, at, byte);
     assert_eq!(syncs(0, 1), 2, "refcounts and data, then a new L2 table");
     assert_eq!(syncs(1 << 20, 2), 1, "data that hides that of the backing file");

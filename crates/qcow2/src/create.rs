@@ -33,7 +33,7 @@ pub struct NewImage {
     pub size_bytes: u64,
     /// Size of a cluster in bytes.
     pub cluster_bytes: u64,
-    /// Name of the backing file, relative to the folder of the image, and if it is qcow2 (or raw).
+    /// Name of the backing file, relative to the directory of the image, and if it is qcow2 (or raw).
     pub backing: Option<(String, bool)>,
     /// Allocation of its space. `Off` with a backing file.
     pub preallocation: Preallocation,
@@ -41,7 +41,7 @@ pub struct NewImage {
 
 impl NewImage {
     /// A disk of `size_bytes` in the file `path` whose backing file is `backing`. Both paths are
-    /// absolute, without symbolic links; a backing file in the same folder is named without it.
+    /// absolute, without symbolic links; a backing file in the same directory is named without it.
     ///
     /// # Errors
     /// Cause and remedy.

@@ -95,12 +95,12 @@ mod tests {
     /// The image is damaged after the first read, so that a second decompression would fail.
     #[test]
     fn parts_of_a_compressed_cluster_are_read_with_one_decompression() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let path = folder.path().join("a.qcow2");
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("a.qcow2");
         let content: Vec<u8> = (0..128 << 10).map(|at| (at / 512) as u8).collect();
-        fs::write(folder.path().join("a.raw"), &content).expect("a raw image");
+        fs::write(directory.path().join("a.raw"), &content).expect("a raw image");
         let convert = ["convert", "-c", "-f", "raw", "-O", "qcow2", "a.raw", "a.qcow2"];
-        let made = Command::new("qemu-img").current_dir(folder.path()).args(convert).status();
+        let made = Command::new("qemu-img").current_dir(directory.path()).args(convert).status();
         assert!(made.expect("qemu-img runs; scripts/setup.sh installs it").success());
         let links = chain::follow(&path, true, AllowBacking::Off).expect("a chain");
         let header = links[0].header.as_ref().expect("a header");

@@ -19,19 +19,19 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A disk in an overlay of 8 MiB over a raw file. Its first cluster is full of the byte 1.
 fn disk() -> (TempDir, Arc<Qcow2Disk>, Rig) {
-    let folder = tempfile::tempdir().expect("a folder");
-    fs::write(folder.path().join("base.raw"), vec![9; 8 << 20]).expect("a base");
+    let directory = tempfile::tempdir().expect("a directory");
+    fs::write(directory.path().join("base.raw"), vec![9; 8 << 20]).expect("a base");
     let create = ["create", "-qf", "qcow2", "-b", "base.raw", "-F", "raw", "a.qcow2", "8M"];
-    let made = Command::new("qemu-img").current_dir(folder.path()).args(create).status();
+    let made = Command::new("qemu-img").current_dir(directory.path()).args(create).status();
     assert!(made.expect("qemu-img runs; scripts/setup.sh installs it").success());
     let file = FileOptions { lock: Some(PATIENCE), ..FileOptions::default() };
     let allow_backing = AllowBacking::SameDir;
     let options = Qcow2Options { file, allow_backing, ..Qcow2Options::default() };
-    let disk = Qcow2Disk::open(&folder.path().join("a.qcow2"), &options).expect("it opens");
+    let disk = Qcow2Disk::open(&directory.path().join("a.qcow2"), &options).expect("it opens");
     let engine: MakeEngine = Box::new(|| Box::new(SyncEngine::new()) as Box<dyn TestEngine>);
     let mut rig = Rig::of(&disk, &engine);
     rig.write(0, &vec![1; CLUSTER as usize]);
-    (folder, Arc::new(disk), rig)
+    (directory, Arc::new(disk), rig)
 }
 
 /// Discards the first cluster, and makes the thread of the disk give its place to other data, unless the
@@ -46,7 +46,7 @@ fn give_away(disk: &Qcow2Disk, rig: &mut Rig) {
 
 #[test]
 fn a_reader_of_a_backup_holds_the_place_that_it_is_about_to_read() {
-    let (_folder, disk, mut rig) = disk();
+    let (_directory, disk, mut rig) = disk();
     let mut reader = disk.reader().expect("a reader");
     let read = reader.read_after(0..CLUSTER, &mut || give_away(&disk, &mut rig));
     assert!(!read.expect("data").contains(&2), "it has read other data");
@@ -56,8 +56,8 @@ fn a_reader_of_a_backup_holds_the_place_that_it_is_about_to_read() {
 
 #[test]
 fn a_commit_holds_the_place_that_it_is_about_to_copy() {
-    let (folder, disk, mut rig) = disk();
-    let base = folder.path().join("base.raw");
+    let (directory, disk, mut rig) = disk();
+    let base = directory.path().join("base.raw");
     let merge = Merge::open(Arc::clone(&disk), &base, false, AllowBacking::SameDir);
     let mut merge = merge.expect("it opens");
     let copied = merge.copy_after(&mut (0..CLUSTER), CLUSTER, &mut || give_away(&disk, &mut rig));

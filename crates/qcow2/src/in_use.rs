@@ -118,8 +118,8 @@ mod tests {
 
     #[test]
     fn an_image_with_too_many_clusters_is_not_checked_at_the_start() {
-        let folder = tempfile::TempDir::new().expect("a folder");
-        let path = folder.path().join("image");
+        let directory = tempfile::TempDir::new().expect("a directory");
+        let path = directory.path().join("image");
         fs::write(&path, vec![0; 3 << 16]).expect("a file");
         let found = reclaim_within(&path, &path, 1 << 16, 2);
         let notice = found.notice.expect("a notice");

@@ -139,8 +139,8 @@ mod tests {
             ("cluster_size=4k,refcount_bits=2", First::Nowhere),
             ("cluster_size=8k,refcount_bits=64", First::Nowhere),
         ] {
-            let folder = tempfile::TempDir::new().expect("a folder");
-            let mut image = writer(&make(folder.path(), options, first, DISK)).image;
+            let directory = tempfile::TempDir::new().expect("a directory");
+            let mut image = writer(&make(directory.path(), options, first, DISK)).image;
             let mut random = fastrand::Rng::with_seed(3);
             let (mut short, mut allocations) = (0, 0);
             for round in 0..300 {

@@ -16,10 +16,10 @@ use tempfile::TempDir;
 
 /// Images of 8 MiB over `base.raw` by these names, each with a first cluster of its own byte.
 fn images(images: &[(&str, u8)]) -> TempDir {
-    let folder = tempfile::tempdir().expect("a folder");
-    fs::write(folder.path().join("base.raw"), vec![9; 8 << 20]).expect("a base");
+    let directory = tempfile::tempdir().expect("a directory");
+    fs::write(directory.path().join("base.raw"), vec![9; 8 << 20]).expect("a base");
     let run = |program: &str, args: &[&str]| {
-        let ran = Command::new(program).current_dir(folder.path()).args(args).status();
+        let ran = Command::new(program).current_dir(directory.path()).args(args).status();
         assert!(ran.expect("qemu-utils run; scripts/setup.sh installs them").success());
     };
     for (name, byte) in images {
@@ -27,25 +27,25 @@ fn images(images: &[(&str, u8)]) -> TempDir {
         let write = format!("write -q -P {byte} 0 64k");
         run("qemu-io", &["-f", "qcow2", "-c", &write, name]);
     }
-    folder
+    directory
 }
 
-fn exchange(folder: &Path, name: &str, other: &str) {
-    fs::rename(folder.join(name), folder.join("moved")).expect("it moves");
-    fs::rename(folder.join(other), folder.join(name)).expect("the other one gets its name");
+fn exchange(directory: &Path, name: &str, other: &str) {
+    fs::rename(directory.join(name), directory.join("moved")).expect("it moves");
+    fs::rename(directory.join(other), directory.join(name)).expect("the other one gets its name");
 }
 
 #[test]
 fn a_disk_works_on_the_image_that_it_has_locked() {
-    let folder = images(&[("a.qcow2", 1)]);
-    let (folder, name) = (folder.path(), folder.path().join("a.qcow2"));
-    fs::write(folder.join("other"), "no image").expect("another file");
+    let directory = images(&[("a.qcow2", 1)]);
+    let (directory, name) = (directory.path(), directory.path().join("a.qcow2"));
+    fs::write(directory.join("other"), "no image").expect("another file");
     // Leaked clusters are looked for.
     mark::set_in_use(&File::open(&name).expect("it opens"), InUse::Sound).expect("a mark");
     let file = FileOptions { lock: Some(Duration::from_secs(60)), ..FileOptions::default() };
     let allow_backing = AllowBacking::SameDir;
     let options = Qcow2Options { file, allow_backing, ..Qcow2Options::default() };
-    let exchanged = || exchange(folder, "a.qcow2", "other");
+    let exchanged = || exchange(directory, "a.qcow2", "other");
     let disk = Qcow2Disk::open_after(&name, &options, &mut { exchanged }).expect("it opens");
     assert_eq!(disk.notices(), [""; 0]);
     let engine: MakeEngine = Box::new(|| Box::new(SyncEngine::new()) as Box<dyn TestEngine>);
@@ -55,8 +55,8 @@ fn a_disk_works_on_the_image_that_it_has_locked() {
     disk.sync().expect("a sync");
     drop((rig, disk));
     assert_eq!(fs::read(&name).expect("the other file"), b"no image");
-    let moved = File::open(folder.join("moved")).expect("it opens");
-    let report = check(&folder.join("moved"), &moved).expect("a report");
+    let moved = File::open(directory.join("moved")).expect("it opens");
+    let report = check(&directory.join("moved"), &moved).expect("a report");
     assert_eq!((report.errors, report.leaks, report.allocated_clusters), (0, 0, 2));
     assert_eq!(mark::in_use(&moved).expect("no mark"), None);
 }
@@ -64,15 +64,15 @@ fn a_disk_works_on_the_image_that_it_has_locked() {
 /// As the target of a mirror or a commit, and the source of a copy, open their chains.
 #[test]
 fn a_chain_has_the_files_that_were_opened_for_it() {
-    let folder = images(&[("a.qcow2", 1), ("b.qcow2", 2)]);
-    let folder = folder.path();
+    let directory = images(&[("a.qcow2", 1), ("b.qcow2", 2)]);
+    let directory = directory.path();
     let mut files = Vec::new();
     let opened =
-        follow_by(&folder.join("a.qcow2"), true, AllowBacking::SameDir, &mut |number, path| {
+        follow_by(&directory.join("a.qcow2"), true, AllowBacking::SameDir, &mut |number, path| {
             files.push(File::open(path).expect("it opens"));
             let name = path.file_name().expect("a name").to_str().expect("text");
-            fs::write(folder.join("other"), vec![7; 8 << 20]).expect("another base");
-            exchange(folder, name, ["b.qcow2", "other"][number]);
+            fs::write(directory.join("other"), vec![7; 8 << 20]).expect("another base");
+            exchange(directory, name, ["b.qcow2", "other"][number]);
             Ok(place(&files[number]))
         });
     let access = chain::open(&opened.expect("a chain"), false, None).expect("it opens").access;

@@ -9,7 +9,7 @@ pub enum AllowBacking {
     /// None.
     #[default]
     Off,
-    /// Files in the folder of the image that names them.
+    /// Files in the directory of the image that names them.
     SameDir,
     /// Any file.
     Any,

@@ -17,22 +17,22 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// An empty disk of 64 MiB, which is locked.
 fn disk() -> (TempDir, PathBuf, Qcow2Disk, Rig) {
-    let folder = tempfile::tempdir().expect("a folder");
+    let directory = tempfile::tempdir().expect("a directory");
     let create = ["create", "-qf", "qcow2", "a.qcow2", "64M"];
-    let made = Command::new("qemu-img").current_dir(folder.path()).args(create).status();
+    let made = Command::new("qemu-img").current_dir(directory.path()).args(create).status();
     assert!(made.expect("qemu-img runs; scripts/setup.sh installs it").success());
-    let path = folder.path().join("a.qcow2");
+    let path = directory.path().join("a.qcow2");
     let file = FileOptions { lock: Some(PATIENCE), ..FileOptions::default() };
     let options = Qcow2Options { file, ..Qcow2Options::default() };
     let disk = Qcow2Disk::open(&path, &options).expect("it opens");
     let engine: MakeEngine = Box::new(|| Box::new(SyncEngine::new()) as Box<dyn TestEngine>);
     let rig = Rig::of(&disk, &engine);
-    (folder, path, disk, rig)
+    (directory, path, disk, rig)
 }
 
 #[test]
 fn a_flush_and_a_write_through_write_make_the_tables_durable() {
-    let (_folder, _path, disk, mut rig) = disk();
+    let (_directory, _path, disk, mut rig) = disk();
     let flush = || Request::command(IoKind::Flush, 0, 0);
     let durable = |at: u64| Request::write(at, &[2; 4096], &[4096], 0).durable();
     rig.write(0, &[1; 4096]);
@@ -56,7 +56,7 @@ fn a_flush_and_a_write_through_write_make_the_tables_durable() {
 
 #[test]
 fn a_disk_that_settles_leaves_no_reserved_cluster_and_reserves_again() {
-    let (_folder, path, disk, mut rig) = disk();
+    let (_directory, path, disk, mut rig) = disk();
     let leaks = || {
         let report = check(&path, &File::open(&path).expect("it opens")).expect("a report");
         assert_eq!(report.errors, 0);

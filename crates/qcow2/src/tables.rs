@@ -364,11 +364,11 @@ pub(crate) mod tests {
 
     /// The same; the log gets all changes.
     pub(crate) fn overlay_with(log: Option<Log>) -> (tempfile::TempDir, File, Image) {
-        let folder = tempfile::tempdir().expect("a folder");
-        let (base, path) = (folder.path().join("base.raw"), folder.path().join("a.qcow2"));
+        let directory = tempfile::tempdir().expect("a directory");
+        let (base, path) = (directory.path().join("base.raw"), directory.path().join("a.qcow2"));
         fs::write(&base, vec![9; 8 << 20]).expect("a base");
         let create = ["create", "-qf", "qcow2", "-b", "base.raw", "-F", "raw", "a.qcow2", "8M"];
-        let made = Command::new("qemu-img").current_dir(folder.path()).args(create).status();
+        let made = Command::new("qemu-img").current_dir(directory.path()).args(create).status();
         assert!(made.expect("qemu-img runs; scripts/setup.sh installs it").success());
         let memory = memfd_create("image", MemfdFlags::ALLOW_SEALING).expect("memory");
         let mut file = File::from(memory);
@@ -378,12 +378,12 @@ pub(crate) mod tests {
         let header = links[0].header.as_ref().expect("a header");
         let access = chain::open(&links, true, log).expect("it opens");
         let image = Image::new(access, header, std::sync::Arc::default());
-        (folder, file, image)
+        (directory, file, image)
     }
 
     #[test]
     fn after_lost_tables_reads_get_the_content_and_no_write_a_place() {
-        let (_folder, file, mut image) = overlay();
+        let (_directory, file, mut image) = overlay();
         let write = |at: u64| Question::Write(at, vec![1; 4096]);
         assert_eq!(image.answer(write(0)), Answer::Done(4096));
         assert_eq!(image.commit(), Ok(()));

@@ -6,7 +6,7 @@ mod common;
 use backend::conformance::Request;
 use backend::file::place;
 use backend::{Disk, IoKind};
-use common::{MIB, folder, image, options, qemu_ok, rig};
+use common::{MIB, directory, image, options, qemu_ok, rig};
 use qcow2::{AllowBacking, Qcow2Disk, Qcow2Error, Qcow2Options};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use std::fs::{self, File};
@@ -16,11 +16,11 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 /// An overlay of 8 MiB over a raw file full of sevens; its path.
-fn overlay(folder: &TempDir) -> PathBuf {
-    fs::write(folder.path().join("base"), vec![7; MIB as usize]).expect("a base");
+fn overlay(directory: &TempDir) -> PathBuf {
+    fs::write(directory.path().join("base"), vec![7; MIB as usize]).expect("a base");
     let words = ["create", "-qf", "qcow2", "-b", "base", "-F", "raw", "top", "8M"];
-    qemu_ok("qemu-img", folder.path(), &words);
-    folder.path().join("top")
+    qemu_ok("qemu-img", directory.path(), &words);
+    directory.path().join("top")
 }
 
 /// The files of a disk, as a program passes them to the next one.
@@ -42,8 +42,8 @@ fn told<T>(outcome: Result<T, Qcow2Error>) -> String {
 
 #[test]
 fn an_examination_changes_nothing_and_tells_what_an_open_tells() {
-    let folder = folder();
-    let path = image(&folder, 8, "cluster_size=64k");
+    let directory = directory();
+    let path = image(&directory, 8, "cluster_size=64k");
     let before = fs::read(&path).expect("the image");
     assert!(!before.len().is_multiple_of(64 << 10), "an open for writing would not extend it");
     let files = [File::options().read(true).write(true).open(&path).expect("it opens")];
@@ -55,14 +55,14 @@ fn an_examination_changes_nothing_and_tells_what_an_open_tells() {
 
 #[test]
 fn a_chain_without_names_is_served_from_its_open_files() {
-    let folder = folder();
-    let path = overlay(&folder);
+    let directory = directory();
+    let path = overlay(&directory);
     let first = Qcow2Disk::open(&path, &same_dir()).expect("it opens");
     rig(&first).write(2 * MIB, &[2; 4096]);
     first.settle(Duration::from_secs(60)).expect("the tables are durable");
     let files = passed(&first);
-    fs::remove_file(folder.path().join("base")).expect("it is removed");
-    fs::rename(&path, folder.path().join("moved")).expect("it is renamed");
+    fs::remove_file(directory.path().join("base")).expect("it is removed");
+    fs::rename(&path, directory.path().join("moved")).expect("it is renamed");
     let facts = Qcow2Disk::examine(&path, &places(&files), &same_dir()).expect("a good chain");
     assert_eq!(facts.capacity_sectors, 8 * MIB / 512);
     let second = Qcow2Disk::adopt(&path, files, false, &same_dir()).expect("it is taken over");
@@ -73,15 +73,15 @@ fn a_chain_without_names_is_served_from_its_open_files() {
     rig.write(4 * MIB, &[4; 4096]);
     assert_eq!(rig.read(4 * MIB, 4096), [4; 4096]);
     drop((rig, second));
-    let moved = folder.path().join("moved");
+    let moved = directory.path().join("moved");
     let report = qcow2::check::check(&moved, &File::open(&moved).expect("it opens"));
     assert_eq!(report.expect("a report").errors, 0);
 }
 
 #[test]
 fn another_chain_than_the_open_one_is_refused() {
-    let folder = folder();
-    let path = overlay(&folder);
+    let directory = directory();
+    let path = overlay(&directory);
     let disk = Qcow2Disk::open(&path, &same_dir()).expect("it opens");
     let words = "is not the one that is open; ";
     for (part, words) in [(0..1, words), (1..2, "not a qcow2 image")] {
@@ -102,7 +102,7 @@ fn another_chain_than_the_open_one_is_refused() {
     assert!(why.contains("is not allowed; give --allow-backing"), "{why}");
     // The path has to name the image if that is wanted.
     let files = passed(&disk);
-    fs::rename(&path, folder.path().join("moved")).expect("it is renamed");
+    fs::rename(&path, directory.path().join("moved")).expect("it is renamed");
     fs::write(&path, "another one").expect("a file");
     let why = told(Qcow2Disk::adopt(&path, files, true, &same_dir()));
     assert!(why.contains("another file is at this path now"), "{why}");
@@ -110,12 +110,12 @@ fn another_chain_than_the_open_one_is_refused() {
 
 #[test]
 fn tables_that_cannot_be_written_never_settle() {
-    let folder = folder();
-    fs::write(folder.path().join("base.raw"), vec![9; 8 << 20]).expect("a base");
-    let base = folder.path().join("base.raw").display().to_string();
+    let directory = directory();
+    fs::write(directory.path().join("base.raw"), vec![9; 8 << 20]).expect("a base");
+    let base = directory.path().join("base.raw").display().to_string();
     let create = ["create", "-qf", "qcow2", "-b", &base, "-F", "raw", "a.qcow2", "8M"];
-    qemu_ok("qemu-img", folder.path(), &create);
-    let bytes = fs::read(folder.path().join("a.qcow2")).expect("the image");
+    qemu_ok("qemu-img", directory.path(), &create);
+    let bytes = fs::read(directory.path().join("a.qcow2")).expect("the image");
     let mut file = File::from(memfd_create("image", MemfdFlags::ALLOW_SEALING).expect("memory"));
     file.write_all(&bytes).expect("a copy");
     let path = &places(std::slice::from_ref(&file))[0];
@@ -138,8 +138,8 @@ fn tables_that_cannot_be_written_never_settle() {
 /// The thread of the disk may end later, and must not hold the lock until then.
 #[test]
 fn a_dropped_disk_has_released_its_lock() {
-    let folder = folder();
-    let path = image(&folder, 8, "cluster_size=64k");
+    let directory = directory();
+    let path = image(&directory, 8, "cluster_size=64k");
     let mut options = options(AllowBacking::Off, true);
     options.file.lock = Some(Duration::ZERO);
     for number in 0..200 {

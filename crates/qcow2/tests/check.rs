@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{code, compare, content, folder, image, leak, qemu_ok};
+use common::{code, compare, content, directory, image, leak, qemu_ok};
 use qcow2::check::{check, repair_leaks};
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -34,9 +34,9 @@ const KINDS: [(&str, &[&[&str]]); 12] = [
 ];
 
 /// An image with plain, zero and compressed clusters, before and after the steps.
-fn build(folder: &TempDir, number: usize) -> PathBuf {
+fn build(directory: &TempDir, number: usize) -> PathBuf {
     let (options, steps) = KINDS[number];
-    let at = folder.path();
+    let at = directory.path();
     let write = |commands: &[&str]| {
         for command in commands {
             qemu_ok("qemu-io", at, &["-f", "qcow2", "-c", command, "image"]);
@@ -57,20 +57,20 @@ fn build(folder: &TempDir, number: usize) -> PathBuf {
 #[test]
 fn sound_images_of_every_kind_are_clean() {
     for (number, kind) in KINDS.iter().enumerate() {
-        let folder = folder();
-        let path = build(&folder, number);
+        let directory = directory();
+        let path = build(&directory, number);
         assert_eq!(compare(&path), 0, "{kind:?}");
     }
 }
 
 #[test]
 fn an_encrypted_image_is_checked() {
-    let folder = folder();
+    let directory = directory();
     let options = "encrypt.format=luks,encrypt.key-secret=key,encrypt.iter-time=10";
     let secret = "secret,id=key,data=pass";
     let image = ["create", "-qf", "qcow2", "--object", secret, "-o", options, "image", "4M"];
-    qemu_ok("qemu-img", folder.path(), &image);
-    let path = folder.path().join("image");
+    qemu_ok("qemu-img", directory.path(), &image);
+    let path = directory.path().join("image");
     let report = check(&path, &File::open(&path).expect("it opens")).expect("it is checked");
     assert_eq!(code(&report), 0, "{report:#?}");
 }
@@ -81,8 +81,8 @@ fn verdicts_about_damaged_images_agree() {
     let mut random = fastrand::Rng::with_seed(1);
     let mut codes = [0; 4];
     for number in 0..KINDS.len() {
-        let folder = folder();
-        let path = build(&folder, number);
+        let directory = directory();
+        let path = build(&directory, number);
         let good = fs::read(&path).expect("the image");
         let tables = good.len().min(12 << 12);
         for _ in 0..20 {
@@ -110,8 +110,8 @@ fn verdicts_about_damaged_images_agree() {
 #[test]
 fn leaks_are_freed_and_nothing_else_changes() {
     for number in [0, 6, 11] {
-        let folder = folder();
-        let path = build(&folder, number);
+        let directory = directory();
+        let path = build(&directory, number);
         leak(&path);
         let before = content(&path);
         assert_eq!(compare(&path), 3);
@@ -126,8 +126,8 @@ fn leaks_are_freed_and_nothing_else_changes() {
 /// Without its snapshot, an image has clusters that are not marked exclusive.
 #[test]
 fn clusters_of_a_lost_snapshot_become_exclusive() {
-    let folder = folder();
-    let path = build(&folder, 5);
+    let directory = directory();
+    let path = build(&directory, 5);
     let file = File::options().read(true).write(true).open(&path).expect("it opens");
     file.write_all_at(&[0; 12], 60).expect("the snapshots are gone");
     assert_eq!(compare(&path), 3);
@@ -138,8 +138,8 @@ fn clusters_of_a_lost_snapshot_become_exclusive() {
 
 #[test]
 fn leaks_of_a_damaged_image_stay() {
-    let folder = folder();
-    let path = build(&folder, 0);
+    let directory = directory();
+    let path = build(&directory, 0);
     leak(&path);
     let file = File::options().read(true).write(true).open(&path).expect("it opens");
     let mut l1 = [0; 8];
@@ -155,8 +155,8 @@ fn leaks_of_a_damaged_image_stay() {
 
 #[test]
 fn a_lost_refcount_block_is_an_error() {
-    let folder = folder();
-    let path = image(&folder, 6, "cluster_size=4k"); // without data, no flag tells of the loss
+    let directory = directory();
+    let path = image(&directory, 6, "cluster_size=4k"); // without data, no flag tells of the loss
     let file = File::options().read(true).write(true).open(&path).expect("it opens");
     let mut table = [0; 8];
     file.read_exact_at(&mut table, 48).expect("the place of the refcount table");
@@ -167,9 +167,9 @@ fn a_lost_refcount_block_is_an_error() {
 /// The length of compressed data may reach behind the end of the file: that cluster has no refcount.
 #[test]
 fn a_reference_behind_the_end_of_the_file_is_compared() {
-    let folder = folder();
-    let path = image(&folder, 6, "cluster_size=4k");
-    qemu_ok("qemu-io", folder.path(), &["-f", "qcow2", "-c", "write -c -P 2 0 4k", "a.qcow2"]);
+    let directory = directory();
+    let path = image(&directory, 6, "cluster_size=4k");
+    qemu_ok("qemu-io", directory.path(), &["-f", "qcow2", "-c", "write -c -P 2 0 4k", "a.qcow2"]);
     let file = File::options().read(true).write(true).open(&path).expect("it opens");
     let number = |at: u64| {
         let mut bytes = [0; 8];
@@ -188,8 +188,8 @@ fn a_reference_behind_the_end_of_the_file_is_compared() {
 
 #[test]
 fn a_file_that_cannot_be_checked_is_refused() {
-    let folder = folder();
-    let path = build(&folder, 0);
+    let directory = directory();
+    let path = build(&directory, 0);
     let file = File::options().read(true).write(true).open(&path).expect("it opens");
     let cases: [(u64, &[u8], &str); 8] = [
         (0, &[0], "not a qcow2 image"),

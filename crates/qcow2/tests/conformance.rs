@@ -5,14 +5,14 @@ mod common;
 
 use backend::conformance;
 use backend::conformance::{Quirks, SyncEngine, Target};
-use common::{check, folder, image, open, options, qemu_ok};
+use common::{check, directory, image, open, options, qemu_ok};
 use qcow2::{AllowBacking, Qcow2Disk};
 
 use std::path::PathBuf;
 use tempfile::TempDir;
 
 /// Checks the image with QEMU when the target ends.
-struct Checked(PathBuf, #[expect(dead_code, reason = "the folder of the image")] TempDir);
+struct Checked(PathBuf, #[expect(dead_code, reason = "the directory of the image")] TempDir);
 
 impl Drop for Checked {
     fn drop(&mut self) {
@@ -22,16 +22,16 @@ impl Drop for Checked {
 }
 
 fn target(options_of_image: &str, direct: bool) -> Result<Target, String> {
-    let folder = folder();
-    let path = image(&folder, 16, options_of_image);
+    let directory = directory();
+    let path = image(&directory, 16, options_of_image);
     let disk = Qcow2Disk::open(&path, &options(AllowBacking::Off, direct)).expect("it opens");
-    Ok(Target::new(disk).keeping(Checked(path, folder)))
+    Ok(Target::new(disk).keeping(Checked(path, directory)))
 }
 
 /// An overlay over a qcow2 image with compressed clusters over a raw file.
 fn overlay() -> Result<Target, String> {
-    let folder = folder();
-    let at = folder.path();
+    let directory = directory();
+    let at = directory.path();
     std::fs::write(at.join("base.raw"), vec![0x5a; 9 << 20]).expect("a base");
     for args in [
         &["create", "-qf", "qcow2", "-b", "base.raw", "-F", "raw", "plain.qcow2", "12M"][..],
@@ -43,7 +43,7 @@ fn overlay() -> Result<Target, String> {
     }
     let path = at.join("a.qcow2");
     let disk = open(&path).expect("the overlay opens");
-    Ok(Target::new(disk).keeping(Checked(path, folder)))
+    Ok(Target::new(disk).keeping(Checked(path, directory)))
 }
 
 fn quirky() -> Result<Target, String> {

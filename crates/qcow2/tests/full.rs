@@ -41,14 +41,14 @@ fn open(path: &Path) -> Arc<Qcow2Disk> {
 impl Place {
     fn new(has_backing: bool) -> Place {
         let mount = Mount::tmpfs(32);
-        let folder = mount.place.path();
+        let directory = mount.place.path();
         let create = ["create", "-qf", "qcow2"];
         if has_backing {
             fs::write(mount.path("base.raw"), vec![BASE; DISK as usize]).expect("a base");
             let more = ["-b", "base.raw", "-F", "raw", "a.qcow2", "8M"];
-            qemu_ok("qemu-img", folder, &[&create[..], &more].concat());
+            qemu_ok("qemu-img", directory, &[&create[..], &more].concat());
         } else {
-            qemu_ok("qemu-img", folder, &[&create[..], &["a.qcow2", "8M"]].concat());
+            qemu_ok("qemu-img", directory, &[&create[..], &["a.qcow2", "8M"]].concat());
         }
         let path = mount.path("a.qcow2");
         let disk = open(&path);

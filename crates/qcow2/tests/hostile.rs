@@ -6,7 +6,7 @@ mod common;
 use backend::conformance::{Request, Rig};
 use backend::file::identity_of;
 use backend::{Disk, IoKind};
-use common::{MIB, folder, image, open, options, qemu, qemu_ok, rig};
+use common::{MIB, directory, image, open, options, qemu, qemu_ok, rig};
 use qcow2::target::Target;
 use qcow2::{AllowBacking, Qcow2Disk, Qcow2Options};
 use std::fs::{self, File};
@@ -54,20 +54,20 @@ impl Tables {
 
 /// A disk of 8 MiB with a cluster in each of its first two L2 tables, which have this byte.
 fn two_tables() -> (TempDir, PathBuf) {
-    let folder = folder();
-    let path = image(&folder, 8, "cluster_size=4k");
+    let directory = directory();
+    let path = image(&directory, 8, "cluster_size=4k");
     let mut first = rig(&open(&path).expect("it opens"));
     first.write(0, &[1; CLUSTER as usize]);
     first.write(BY_TABLE, &[2; CLUSTER as usize]);
     drop(first);
-    (folder, path)
+    (directory, path)
 }
 
 /// A mirror, or a commit, goes on in the image that it has written.
 #[test]
 fn a_disk_trusts_the_clusters_that_the_writer_of_its_image_has_seen() {
     for is_told in [true, false] {
-        let (_folder, path) = two_tables();
+        let (_directory, path) = two_tables();
         let identity = identity_of(&fs::metadata(&path).expect("the image"));
         let mut target = Target::open(&path, identity, true, AllowBacking::Off).expect("it opens");
         target.write(4 * MIB, &[3; CLUSTER as usize]).expect("it is written");
@@ -89,7 +89,7 @@ fn a_disk_trusts_the_clusters_that_the_writer_of_its_image_has_seen() {
 #[test]
 fn an_image_whose_tables_are_counted_as_free_is_read_only() {
     for number in 0..6 {
-        let (folder, path) = two_tables();
+        let (directory, path) = two_tables();
         let tables = Tables::of(&path);
         let at = tables.all()[number];
         patch(&path, tables.block + at / CLUSTER * 2, &[0; 2]);
@@ -102,7 +102,7 @@ fn an_image_whose_tables_are_counted_as_free_is_read_only() {
         let disk = Qcow2Disk::open(&path, &read_only).expect("it opens");
         assert_eq!(rig(&disk).read(BY_TABLE, 512), [2; 512]);
         drop(disk);
-        qemu("qemu-img", folder.path(), &["check", "-q", "-r", "all", "a.qcow2"]);
+        qemu("qemu-img", directory.path(), &["check", "-q", "-r", "all", "a.qcow2"]);
         assert_eq!(rig(&open(&path).expect("it is repaired")).read(0, 512), [1; 512]);
     }
 }
@@ -110,7 +110,7 @@ fn an_image_whose_tables_are_counted_as_free_is_read_only() {
 #[test]
 fn an_image_with_two_tables_in_one_cluster_is_read_only() {
     for number in 1..5 {
-        let (_folder, path) = two_tables();
+        let (_directory, path) = two_tables();
         let tables = Tables::of(&path);
         let entry = tables.all()[number] | 1 << 63;
         patch(&path, tables.l1 + 8, &entry.to_be_bytes());
@@ -132,7 +132,7 @@ fn change(rig: &mut Rig, at: u64) -> [bool; 3] {
 /// Patches entries of L2 tables, and changes the disk: it gets no change, and is read as before.
 fn gets_no_change(patches: impl Fn(&Tables, [u64; 2]) -> Vec<(u64, u64)>, name: &str) {
     for first in [0, BY_TABLE, 2 * BY_TABLE] {
-        let (_folder, path) = two_tables();
+        let (_directory, path) = two_tables();
         let tables = Tables::of(&path);
         let data = [0, 1].map(|number| word(&path, tables.l2[number]) & PLACE);
         for (entry, place) in patches(&tables, data) {
@@ -179,12 +179,12 @@ fn an_image_with_two_entries_for_one_cluster_gets_no_change() {
 /// The copy has the content of before in both places.
 #[test]
 fn a_copy_of_an_image_with_two_entries_for_one_cluster_is_written() {
-    let (folder, path) = two_tables();
+    let (directory, path) = two_tables();
     let tables = Tables::of(&path);
     patch(&path, tables.l2[1], &(word(&path, tables.l2[0])).to_be_bytes());
     let copy = ["convert", "-O", "qcow2", "a.qcow2", "b.qcow2"];
-    qemu_ok("qemu-img", folder.path(), &copy);
-    let disk = open(&folder.path().join("b.qcow2")).expect("it opens");
+    qemu_ok("qemu-img", directory.path(), &copy);
+    let disk = open(&directory.path().join("b.qcow2")).expect("it opens");
     let mut lane = rig(&disk);
     assert_eq!(change(&mut lane, 0), [true; 3]);
     assert_eq!(lane.read(BY_TABLE, 512), [1; 512]);
@@ -199,7 +199,7 @@ fn an_image_with_an_entry_behind_its_end_gets_no_change() {
 #[test]
 fn a_cluster_with_data_is_not_reused_whatever_its_count_is() {
     for is_table in [false, true] {
-        let (_folder, path) = two_tables();
+        let (_directory, path) = two_tables();
         let tables = Tables::of(&path);
         let data = word(&path, tables.l2[0]) & PLACE;
         patch(&path, tables.block + data / CLUSTER * 2, &[0; 2]);
@@ -219,9 +219,9 @@ fn a_cluster_with_data_is_not_reused_whatever_its_count_is() {
 /// The image has a zero cluster that has kept its place: its claim is no obstacle.
 #[test]
 fn a_zero_cluster_with_a_place_is_written_there() {
-    let (folder, path) = two_tables();
+    let (directory, path) = two_tables();
     let run = |command: &str| {
-        qemu_ok("qemu-io", folder.path(), &["-f", "qcow2", "-c", command, "a.qcow2"]);
+        qemu_ok("qemu-io", directory.path(), &["-f", "qcow2", "-c", command, "a.qcow2"]);
     };
     run("write -z 0 4k");
     let entry = word(&path, Tables::of(&path).l2[0]);

@@ -5,25 +5,25 @@ mod common;
 
 use backend::conformance::Request;
 use backend::{Disk, IoKind};
-use common::{MIB, check, content, folder, image, open, qemu_ok, rig};
+use common::{MIB, check, content, directory, image, open, qemu_ok, rig};
 use qcow2::Qcow2Disk;
 use std::path::Path;
 use std::sync::Arc;
 use tempfile::TempDir;
 
 /// A disk of 8 MiB over a backing file of so many bytes, which are all 0x5a.
-fn overlay(folder: &TempDir, base_bytes: u64) -> Qcow2Disk {
-    std::fs::write(folder.path().join("base.raw"), vec![0x5a; base_bytes as usize])
+fn overlay(directory: &TempDir, base_bytes: u64) -> Qcow2Disk {
+    std::fs::write(directory.path().join("base.raw"), vec![0x5a; base_bytes as usize])
         .expect("a base");
     let create = ["create", "-qf", "qcow2", "-b", "base.raw", "-F", "raw", "a.qcow2", "8M"];
-    qemu_ok("qemu-img", folder.path(), &create);
-    open(&folder.path().join("a.qcow2")).expect("it opens")
+    qemu_ok("qemu-img", directory.path(), &create);
+    open(&directory.path().join("a.qcow2")).expect("it opens")
 }
 
 #[test]
 fn a_lane_forgets_the_backing_extent_that_another_lane_replaces() {
-    let folder = folder();
-    let disk = overlay(&folder, 8 * MIB);
+    let directory = directory();
+    let disk = overlay(&directory, 8 * MIB);
     let (mut one, mut other) = (rig(&disk), rig(&disk));
     for (at, byte) in [(MIB, 1), (3 * MIB, 2)] {
         assert_eq!(one.read(at, 4096), [0x5a; 4096]);
@@ -40,8 +40,8 @@ fn a_lane_forgets_the_backing_extent_that_another_lane_replaces() {
 /// A write allocates the cluster around it; all other places stay known.
 #[test]
 fn a_write_over_a_backing_file_makes_lanes_ask_for_its_cluster_only() {
-    let folder = folder();
-    let disk = overlay(&folder, 8 * MIB);
+    let directory = directory();
+    let disk = overlay(&directory, 8 * MIB);
     let (mut one, mut other) = (rig(&disk), rig(&disk));
     assert_eq!(one.read(0, 4096), [0x5a; 4096]);
     for (number, at) in (0..).zip([MIB, 3 * MIB, 5 * MIB]) {
@@ -58,8 +58,8 @@ fn a_write_over_a_backing_file_makes_lanes_ask_for_its_cluster_only() {
 
 #[test]
 fn a_hole_is_asked_for_once_until_another_lane_writes_there() {
-    let folder = folder();
-    let disk = open(&image(&folder, 8, "cluster_size=64k")).expect("it opens");
+    let directory = directory();
+    let disk = open(&image(&directory, 8, "cluster_size=64k")).expect("it opens");
     let (mut one, mut other) = (rig(&disk), rig(&disk));
     for at in (0..8 * MIB).step_by(1 << 16) {
         assert_eq!(one.read(at, 4096), [0; 4096]);
@@ -85,8 +85,8 @@ fn a_hole_is_asked_for_once_until_another_lane_writes_there() {
 fn a_lane_forgets_the_backing_extent_whose_cluster_another_lane_allocates_behind_its_end() {
     for (size, behind) in [(MIB + 4096, MIB + 8192), (MIB + 4096 + 100, MIB + 4096)] {
         for by_zeroes in [false, true] {
-            let folder = folder();
-            let disk = overlay(&folder, size);
+            let directory = directory();
+            let disk = overlay(&directory, size);
             let (mut one, mut other) = (rig(&disk), rig(&disk));
             assert_eq!(one.read(MIB, 4096), [0x5a; 4096]);
             if by_zeroes {
@@ -103,8 +103,8 @@ fn a_lane_forgets_the_backing_extent_whose_cluster_another_lane_allocates_behind
 
 #[test]
 fn a_disk_grows_and_a_new_lane_has_the_new_end() {
-    let folder = folder();
-    let path = image(&folder, 8, "cluster_size=4k");
+    let directory = directory();
+    let path = image(&directory, 8, "cluster_size=4k");
     let disk = open(&path).expect("it opens");
     rig(&disk).write(8 * MIB - 4096, &[1; 4096]);
     disk.resize(Some(64 * MIB)).expect("it grows");
@@ -123,8 +123,8 @@ fn a_disk_grows_and_a_new_lane_has_the_new_end() {
 #[test]
 fn a_lane_learns_clusters_in_random_order_by_few_questions() {
     const CLUSTER: u64 = 4096;
-    let folder = folder();
-    let base = image(&folder, 4, "cluster_size=4k");
+    let directory = directory();
+    let base = image(&directory, 4, "cluster_size=4k");
     let mut random = fastrand::Rng::with_seed(5);
     let mut order: Vec<u64> = (0..4 * MIB / CLUSTER).collect();
     // A third of the clusters is in the backing file, a third in the image, and a third nowhere.
@@ -138,10 +138,10 @@ fn a_lane_learns_clusters_in_random_order_by_few_questions() {
         }
     };
     write(&base, 0);
-    std::fs::rename(&base, folder.path().join("base.qcow2")).expect("another name");
+    std::fs::rename(&base, directory.path().join("base.qcow2")).expect("another name");
     let create = ["create", "-qf", "qcow2", "-o", "cluster_size=4k", "-b", "base.qcow2"];
     let create = [&create[..], &["-F", "qcow2", "a.qcow2"]].concat();
-    qemu_ok("qemu-img", folder.path(), &create);
+    qemu_ok("qemu-img", directory.path(), &create);
     write(&base, 1);
     let disk = open(&base).expect("it opens");
     let mut lane = rig(&disk);
@@ -157,8 +157,8 @@ fn a_lane_learns_clusters_in_random_order_by_few_questions() {
 /// The growth moves the table to the end of the file.
 #[test]
 fn an_empty_disk_grows_and_its_file_has_the_table_of_zeroes() {
-    let folder = folder();
-    let path = image(&folder, 4, "cluster_size=4k");
+    let directory = directory();
+    let path = image(&directory, 4, "cluster_size=4k");
     let disk = open(&path).expect("it opens");
     disk.resize(Some(4 * MIB + 512)).expect("it grows");
     check(&path).expect("a good image");
@@ -176,14 +176,14 @@ fn an_overlay_that_grows_over_a_larger_backing_file_reads_zeroes_there() {
         ("qcow2", 4 * MIB + 4096, 8 * MIB, false),
         ("qcow2", 4 * MIB + 512, 4 * MIB + 8192, true),
     ] {
-        let folder = folder();
+        let directory = directory();
         let (size, name) = (BASE.to_string(), format!("base.{format}"));
-        let run = |program: &str, args: &[&str]| qemu_ok(program, folder.path(), args);
+        let run = |program: &str, args: &[&str]| qemu_ok(program, directory.path(), args);
         run("qemu-img", &["create", "-qf", format, &name, &size]);
         run("qemu-io", &["-f", format, "-c", &format!("write -P 90 0 {BASE}"), &name]);
         let create = ["create", "-qf", "qcow2", "-b", &name, "-F", format, "a.qcow2"];
         run("qemu-img", &[&create[..], &[&old.to_string()]].concat());
-        let path = folder.path().join("a.qcow2");
+        let path = directory.path().join("a.qcow2");
         let disk = open(&path).expect("it opens");
         let mut expected = vec![0; new as usize];
         expected[..old as usize].fill(0x5a);
@@ -214,23 +214,27 @@ fn an_overlay_that_grows_over_a_larger_backing_file_reads_zeroes_there() {
 #[test]
 fn backing_files_with_other_clusters_and_odd_ends_are_read_as_qemu_reads_them() {
     for (middle, top) in [("4k", "64k"), ("64k", "4k"), ("4k", "2M"), ("2M", "4k")] {
-        let folder = folder();
+        let directory = directory();
         // The raw file ends within a cluster of any size.
         let base: Vec<u8> = (0..(5 << 20) + 1536).map(|at| (at / 512 % 251) as u8 + 1).collect();
-        std::fs::write(folder.path().join("base.raw"), base).expect("a base");
+        std::fs::write(directory.path().join("base.raw"), base).expect("a base");
         let of = |cluster: &str| format!("cluster_size={cluster}");
         let create = ["create", "-qf", "qcow2", "-F"];
         let run = |args: &[&str]| {
-            qemu_ok("qemu-img", folder.path(), &[&create[..], args].concat());
+            qemu_ok("qemu-img", directory.path(), &[&create[..], args].concat());
         };
         run(&["raw", "-b", "base.raw", "-o", &of(middle), "middle.qcow2", "9M"]);
         for command in ["write -P 7 2M 300k", "write -z 3M 1M", "write -P 8 7M 4608"] {
             let args = ["-f", "qcow2", "-c", command, "middle.qcow2"];
-            qemu_ok("qemu-io", folder.path(), &args);
+            qemu_ok("qemu-io", directory.path(), &args);
         }
         run(&["qcow2", "-b", "middle.qcow2", "-o", &of(top), "a.qcow2", "12M"]);
-        let path = folder.path().join("a.qcow2");
-        qemu_ok("qemu-io", folder.path(), &["-f", "qcow2", "-c", "write -P 9 4M 512", "a.qcow2"]);
+        let path = directory.path().join("a.qcow2");
+        qemu_ok(
+            "qemu-io",
+            directory.path(),
+            &["-f", "qcow2", "-c", "write -P 9 4M 512", "a.qcow2"],
+        );
         let expected = content(&path);
         for block in [512, 4096, MIB as usize] {
             let disk = Arc::new(open(&path).expect("it opens"));
@@ -247,13 +251,13 @@ fn backing_files_with_other_clusters_and_odd_ends_are_read_as_qemu_reads_them() 
 
 #[test]
 fn a_reader_reads_compressed_clusters_and_skips_what_is_known_to_be_zero() {
-    let folder = folder();
+    let directory = directory();
     let content: Vec<u8> = (0..3 * MIB).map(|at| (at / 4096) as u8 | 1).collect();
-    std::fs::write(folder.path().join("a.raw"), &content).expect("a raw image");
+    std::fs::write(directory.path().join("a.raw"), &content).expect("a raw image");
     let convert = ["convert", "-c", "-f", "raw", "-O", "qcow2", "a.raw", "a.qcow2"];
-    qemu_ok("qemu-img", folder.path(), &convert);
-    qemu_ok("qemu-img", folder.path(), &["resize", "-q", "a.qcow2", "8M"]);
-    let disk = Arc::new(open(&folder.path().join("a.qcow2")).expect("it opens"));
+    qemu_ok("qemu-img", directory.path(), &convert);
+    qemu_ok("qemu-img", directory.path(), &["resize", "-q", "a.qcow2", "8M"]);
+    let disk = Arc::new(open(&directory.path().join("a.qcow2")).expect("it opens"));
     let mut reader = disk.reader().expect("a reader");
     assert!(reader.read(512..3 * MIB).expect("data") == &content[512..]);
     assert_eq!(reader.skip_zeroes(3 * MIB..8 * MIB).expect("a range"), 8 * MIB);
@@ -267,13 +271,13 @@ fn a_reader_reads_compressed_clusters_and_skips_what_is_known_to_be_zero() {
 /// The zeroes over compressed clusters have commits of their own, and the last step has the size alone.
 #[test]
 fn an_overlay_grows_beyond_a_compressed_backing_file_that_is_larger() {
-    let folder = folder();
-    let path = |name: &str| folder.path().join(name);
+    let directory = directory();
+    let path = |name: &str| directory.path().join(name);
     std::fs::write(path("base.raw"), vec![0x5a; (5 << 20) + 512]).expect("a raw file");
     let compress = "convert -c -O qcow2 -o cluster_size=4k base.raw base.qcow2";
     let create = "create -qf qcow2 -b base.qcow2 -F qcow2 -o cluster_size=4k a.qcow2 4M";
     for words in [compress, create] {
-        qemu_ok("qemu-img", folder.path(), &words.split(' ').collect::<Vec<_>>());
+        qemu_ok("qemu-img", directory.path(), &words.split(' ').collect::<Vec<_>>());
     }
     let disk = open(&path("a.qcow2")).expect("it opens");
     let mut expected = vec![0x5a; 4 << 20];
@@ -291,13 +295,13 @@ fn an_overlay_grows_beyond_a_compressed_backing_file_that_is_larger() {
 #[test]
 fn an_overlay_grows_twice_within_a_cluster_of_a_larger_backing_file() {
     for (cluster, old) in [("4k", 4 * MIB), ("4k", 4 * MIB + 512), ("64k", 4 * MIB)] {
-        let folder = folder();
-        std::fs::write(folder.path().join("base.raw"), vec![0x5a; 6 << 20]).expect("a base");
+        let directory = directory();
+        std::fs::write(directory.path().join("base.raw"), vec![0x5a; 6 << 20]).expect("a base");
         let of = format!("cluster_size={cluster}");
         let create = ["create", "-qf", "qcow2", "-b", "base.raw", "-F", "raw", "-o", &of];
         let size = old.to_string();
-        qemu_ok("qemu-img", folder.path(), &[&create[..], &["a.qcow2", &size]].concat());
-        let path = folder.path().join("a.qcow2");
+        qemu_ok("qemu-img", directory.path(), &[&create[..], &["a.qcow2", &size]].concat());
+        let path = directory.path().join("a.qcow2");
         let disk = open(&path).expect("it opens");
         for step in 1..=9 {
             disk.resize(Some(old + step * 512)).expect("it grows");

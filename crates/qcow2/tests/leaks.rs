@@ -5,7 +5,7 @@ mod common;
 
 use backend::Disk;
 use backend::mark::{self, InUse};
-use common::{check, code, content, folder, image, leak, options, qemu_ok};
+use common::{check, code, content, directory, image, leak, options, qemu_ok};
 use qcow2::{AllowBacking, Qcow2Disk, Qcow2Options};
 use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
@@ -39,10 +39,10 @@ fn leaks(path: &Path) -> u64 {
 }
 
 /// An image with data and three leaked clusters, with the mark of a disk that died.
-fn died(folder: &TempDir) -> PathBuf {
-    let path = image(folder, 6, "cluster_size=4k");
+fn died(directory: &TempDir) -> PathBuf {
+    let path = image(directory, 6, "cluster_size=4k");
     let write = ["-f", "qcow2", "-c", "write -P 7 1M 300k", "a.qcow2"];
-    qemu_ok("qemu-io", folder.path(), &write);
+    qemu_ok("qemu-io", directory.path(), &write);
     leak(&path);
     let file = file(&path);
     let end = file.metadata().expect("a size").len();
@@ -53,8 +53,8 @@ fn died(folder: &TempDir) -> PathBuf {
 
 #[test]
 fn an_image_is_marked_while_it_may_be_written() {
-    let folder = folder();
-    let path = image(&folder, 6, "cluster_size=4k");
+    let directory = directory();
+    let path = image(&directory, 6, "cluster_size=4k");
     let disk = open(&path);
     assert_eq!((marked(&path), disk.notices()), (Some(InUse::Sound), vec![]));
     drop(disk);
@@ -67,8 +67,8 @@ fn an_image_is_marked_while_it_may_be_written() {
 
 #[test]
 fn leaked_clusters_of_an_image_that_was_not_closed_are_freed_when_it_is_opened() {
-    let folder = folder();
-    let path = died(&folder);
+    let directory = directory();
+    let path = died(&directory);
     let before = content(&path);
     let leaked = SeekFrom::Data(file(&path).metadata().expect("a size").len() - 3 * 4096);
     assert!(seek(file(&path), leaked).is_ok());
@@ -85,8 +85,8 @@ fn leaked_clusters_of_an_image_that_was_not_closed_are_freed_when_it_is_opened()
 
 #[test]
 fn leaked_clusters_stay_where_the_image_was_closed_or_is_shared_or_only_read() {
-    let folder = folder();
-    let path = died(&folder);
+    let directory = directory();
+    let path = died(&directory);
     let mut read_only = locked();
     read_only.file.read_only = true;
     let shared = options(AllowBacking::Off, true);
@@ -103,8 +103,8 @@ fn leaked_clusters_stay_where_the_image_was_closed_or_is_shared_or_only_read() {
 
 #[test]
 fn a_damaged_image_that_was_not_closed_is_told_and_stays_marked() {
-    let folder = folder();
-    let path = died(&folder);
+    let directory = directory();
+    let path = died(&directory);
     let image = file(&path);
     let mut l1 = [0; 8];
     image.read_exact_at(&mut l1, 40).expect("the place of the L1 table");
@@ -126,8 +126,8 @@ fn a_damaged_image_that_was_not_closed_is_told_and_stays_marked() {
 
 #[test]
 fn the_mark_stays_after_a_failed_commit_and_goes_with_a_repair() {
-    let folder = folder();
-    let path = image(&folder, 6, "cluster_size=4k");
+    let directory = directory();
+    let path = image(&directory, 6, "cluster_size=4k");
     let disk = open(&path);
     disk.sync_failed(libc::EIO);
     drop(disk);
@@ -139,8 +139,8 @@ fn the_mark_stays_after_a_failed_commit_and_goes_with_a_repair() {
 #[test]
 fn a_program_that_takes_the_image_over_removes_the_mark_at_its_end() {
     for (mark, after) in [(InUse::Sound, None), (InUse::Leaks, Some(InUse::Leaks))] {
-        let folder = folder();
-        let path = image(&folder, 6, "cluster_size=4k");
+        let directory = directory();
+        let path = image(&directory, 6, "cluster_size=4k");
         let opened = open(&path);
         mark::set_in_use(&file(&path), mark).expect("it is marked");
         let files = vec![opened.top().share().expect("a descriptor")];

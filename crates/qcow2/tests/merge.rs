@@ -6,7 +6,7 @@ mod common;
 
 use backend::IoKind;
 use backend::conformance::Request;
-use common::{MIB, check, content, folder, open, qemu_ok, rig};
+use common::{MIB, check, content, directory, open, qemu_ok, rig};
 use qcow2::AllowBacking;
 use qcow2::merge::Merge;
 use std::path::Path;
@@ -14,22 +14,22 @@ use std::sync::Arc;
 use tempfile::TempDir;
 
 /// A chain of 8 MiB: a raw file, an image with the clusters, and one with clusters of 64 KiB.
-fn chain(folder: &TempDir, cluster: &str) {
-    std::fs::write(folder.path().join("deep.raw"), vec![9; 8 << 20]).expect("a raw file");
+fn chain(directory: &TempDir, cluster: &str) {
+    std::fs::write(directory.path().join("deep.raw"), vec![9; 8 << 20]).expect("a raw file");
     let create = |name: &str, options: &str, below: [&str; 2]| {
         let [backing, format] = below;
         let backed = ["-b", backing, "-F", format, name, "8M"];
         let args = [&["create", "-qf", "qcow2", "-o", options][..], &backed].concat();
-        qemu_ok("qemu-img", folder.path(), &args);
+        qemu_ok("qemu-img", directory.path(), &args);
     };
     create("base.qcow2", &format!("cluster_size={cluster}"), ["deep.raw", "raw"]);
     create("top.qcow2", "cluster_size=64k", ["base.qcow2", "qcow2"]);
 }
 
 /// Merges `top.qcow2` into `base.qcow2`, with a sync after each piece if `syncs`.
-fn merge(folder: &Path, syncs: bool) {
-    let top = Arc::new(open(&folder.join("top.qcow2")).expect("it opens"));
-    let base = folder.join("base.qcow2");
+fn merge(directory: &Path, syncs: bool) {
+    let top = Arc::new(open(&directory.join("top.qcow2")).expect("it opens"));
+    let base = directory.join("base.qcow2");
     let merge = Merge::open(top, &base, true, AllowBacking::SameDir);
     let (mut merge, mut range) = (merge.expect("it opens"), 0..8 * MIB);
     while !range.is_empty() {
@@ -44,9 +44,9 @@ fn merge(folder: &Path, syncs: bool) {
 #[test]
 fn another_file_at_the_path_of_the_image_or_of_its_backing_file_gets_no_change() {
     for moved in ["base.qcow2", "top.qcow2"] {
-        let folder = folder();
-        chain(&folder, "64k");
-        let path = |name: &str| folder.path().join(name);
+        let directory = directory();
+        chain(&directory, "64k");
+        let path = |name: &str| directory.path().join(name);
         let top = Arc::new(open(&path("top.qcow2")).expect("it opens"));
         std::fs::rename(path(moved), path("moved")).expect("a new name");
         std::fs::copy(path("moved"), path(moved)).expect("a copy");
@@ -74,14 +74,14 @@ fn half_compressible() -> Vec<u8> {
 #[test]
 fn compressed_clusters_that_are_larger_than_those_of_the_image_are_refused() {
     for (cluster, is_refused) in [("2M", true), ("64k", false), ("4k", false)] {
-        let folder = folder();
-        let path = |name: &str| folder.path().join(name);
+        let directory = directory();
+        let path = |name: &str| directory.path().join(name);
         std::fs::write(path("deep.raw"), half_compressible()).expect("a raw file");
         let options = format!("cluster_size={cluster}");
         let compress = ["convert", "-c", "-O", "qcow2", "-o", &options, "deep.raw", "base.qcow2"];
-        qemu_ok("qemu-img", folder.path(), &compress);
+        qemu_ok("qemu-img", directory.path(), &compress);
         let above = ["-b", "base.qcow2", "-F", "qcow2", "-o", "cluster_size=64k", "top.qcow2"];
-        qemu_ok("qemu-img", folder.path(), &[&["create", "-qf", "qcow2"][..], &above].concat());
+        qemu_ok("qemu-img", directory.path(), &[&["create", "-qf", "qcow2"][..], &above].concat());
         let top = Arc::new(open(&path("top.qcow2")).expect("it opens"));
         let mut rig = rig(&top);
         rig.write(20 << 10, &vec![8; 64 << 10]);
@@ -112,18 +112,18 @@ fn compressed_clusters_that_are_larger_than_those_of_the_image_are_refused() {
 fn pieces_of_one_cluster_of_the_backing_file_keep_each_other() {
     for cluster in ["2M", "64k", "4k"] {
         for syncs in [false, true] {
-            let folder = folder();
-            chain(&folder, cluster);
-            let top = open(&folder.path().join("top.qcow2")).expect("it opens");
+            let directory = directory();
+            chain(&directory, cluster);
+            let top = open(&directory.path().join("top.qcow2")).expect("it opens");
             let mut rig = rig(&top);
             rig.write(20 << 10, &vec![1; 3 << 20]);
             rig.write(5 * MIB, &vec![2; 256 << 10]);
             let zeroes = IoKind::WriteZeroes { unmap: true };
             assert_eq!(rig.run(&mut Request::command(zeroes, 5 * MIB + (512 << 10), MIB)), Ok(()));
             drop((rig, top));
-            let expected = content(&folder.path().join("top.qcow2"));
-            merge(folder.path(), syncs);
-            let base = folder.path().join("base.qcow2");
+            let expected = content(&directory.path().join("top.qcow2"));
+            merge(directory.path(), syncs);
+            let base = directory.path().join("base.qcow2");
             let found = content(&base);
             let differs = found.iter().zip(&expected).position(|(found, wanted)| found != wanted);
             assert_eq!(differs, None, "clusters of {cluster}, a sync after each piece: {syncs}");

@@ -5,7 +5,7 @@ mod common;
 
 use backend::conformance::Request;
 use backend::{Disk, IoKind};
-use common::{MIB, folder, image, open, options, qemu_ok, rig};
+use common::{MIB, directory, image, open, options, qemu_ok, rig};
 use qcow2::{AllowBacking, Qcow2Disk};
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -36,8 +36,8 @@ fn a_header_that_cannot_be_served_is_refused_with_its_remedy() {
         (24, &[0x7f; 8], "a disk of", "1 EiB"),
     ];
     for (offset, bytes, why, remedy) in cases {
-        let folder = folder();
-        let path = image(&folder, 8, "cluster_size=64k");
+        let directory = directory();
+        let path = image(&directory, 8, "cluster_size=64k");
         patch(&path, offset, bytes);
         let text = refusal(&path);
         assert!(text.contains(why) && text.contains(remedy), "{offset}: {text}");
@@ -46,24 +46,24 @@ fn a_header_that_cannot_be_served_is_refused_with_its_remedy() {
 
 #[test]
 fn a_raw_file_is_not_taken_for_qcow2() {
-    let folder = folder();
-    let path = folder.path().join("raw");
+    let directory = directory();
+    let path = directory.path().join("raw");
     fs::write(&path, vec![0; 1 << 20]).expect("a file");
     assert!(refusal(&path).contains("--format raw"));
 }
 
 #[test]
 fn a_backing_file_needs_permission_and_a_format_and_no_loop() {
-    let folder = folder();
-    let at = folder.path();
-    let path = image(&folder, 8, "cluster_size=64k");
+    let directory = directory();
+    let at = directory.path();
+    let path = image(&directory, 8, "cluster_size=64k");
     qemu_ok("qemu-img", at, &["create", "-qf", "qcow2", "-b", "a.qcow2", "-F", "qcow2", "top"]);
     let refused = Qcow2Disk::open(&at.join("top"), &options(AllowBacking::Off, true));
     let text = refused.map(|_| "opened").expect_err("it is refused").to_string();
     assert!(text.contains("--allow-backing"), "{text}");
     assert!(open(&at.join("top")).is_ok());
 
-    let other = common::folder();
+    let other = common::directory();
     let elsewhere = other.path().join("top");
     let (base, format) = (path.display().to_string(), ["-F", "qcow2"]);
     let create = ["create", "-qf", "qcow2", "-b", &base, format[0], format[1], "top"];
@@ -77,9 +77,9 @@ fn a_backing_file_needs_permission_and_a_format_and_no_loop() {
 
 #[test]
 fn an_image_with_snapshots_is_read_only() {
-    let folder = folder();
-    let path = image(&folder, 8, "cluster_size=64k");
-    qemu_ok("qemu-img", folder.path(), &["snapshot", "-c", "one", "a.qcow2"]);
+    let directory = directory();
+    let path = image(&directory, 8, "cluster_size=64k");
+    qemu_ok("qemu-img", directory.path(), &["snapshot", "-c", "one", "a.qcow2"]);
     assert!(refusal(&path).contains("snapshots"));
     let mut read_only = options(AllowBacking::Off, true);
     read_only.file.read_only = true;
@@ -90,8 +90,8 @@ fn an_image_with_snapshots_is_read_only() {
 #[test]
 fn an_image_with_a_table_that_may_be_shared_is_read_only() {
     for cluster in ["4k", "64k"] {
-        let folder = folder();
-        let path = image(&folder, 8, &format!("cluster_size={cluster}"));
+        let directory = directory();
+        let path = image(&directory, 8, &format!("cluster_size={cluster}"));
         let mut first = rig(&open(&path).expect("it opens"));
         for at in (0..8 * MIB).step_by(MIB as usize) {
             first.write(at, &[1; 4096]);
@@ -111,7 +111,7 @@ fn an_image_with_a_table_that_may_be_shared_is_read_only() {
         let mut read_only = rig(&Qcow2Disk::open(&path, &read_only).expect("it opens"));
         assert_eq!(read_only.read(7 * MIB, 4096), [1; 4096]);
         let repair = ["check", "-q", "-r", "all", "a.qcow2"];
-        qemu_ok("qemu-img", folder.path(), &repair);
+        qemu_ok("qemu-img", directory.path(), &repair);
         assert_eq!(rig(&open(&path).expect("it is repaired")).read(0, 4096), [1; 4096]);
     }
 }
@@ -120,8 +120,8 @@ fn an_image_with_a_table_that_may_be_shared_is_read_only() {
 #[test]
 fn an_image_without_a_refcount_block_for_its_header_is_read_only() {
     for damage in ["the entry", "the size of the table", "the place of the table"] {
-        let folder = folder();
-        let path = image(&folder, 8, "cluster_size=4k");
+        let directory = directory();
+        let path = image(&directory, 8, "cluster_size=4k");
         let mut first = rig(&open(&path).expect("it opens"));
         first.write(MIB, &[1; 4096]);
         drop(first);
@@ -136,13 +136,13 @@ fn an_image_without_a_refcount_block_for_its_header_is_read_only() {
         let text = refusal(&path);
         assert!(text.contains("no block for its first clusters"), "{damage}: {text}");
         assert_eq!(fs::read(&path).expect("the image"), bytes, "{damage}: it was written");
-        let check = qemu_code(&folder);
+        let check = qemu_code(&directory);
         assert_ne!(check, 0, "{damage}: qemu-img finds no error");
     }
 }
 
-fn qemu_code(folder: &tempfile::TempDir) -> i32 {
-    let ran = common::qemu("qemu-img", folder.path(), &["check", "-q", "a.qcow2"]);
+fn qemu_code(directory: &tempfile::TempDir) -> i32 {
+    let ran = common::qemu("qemu-img", directory.path(), &["check", "-q", "a.qcow2"]);
     ran.status.code().expect("it ends by itself")
 }
 
@@ -151,12 +151,12 @@ const TABLES: std::ops::Range<u64> = 0..6 << 12;
 
 #[test]
 fn random_damage_never_panics_and_never_touches_another_file() {
-    let folder = folder();
-    let base = folder.path().join("base.raw");
+    let directory = directory();
+    let base = directory.path().join("base.raw");
     fs::write(&base, vec![0x5a; 8 << 20]).expect("a base");
     let create = ["create", "-qf", "qcow2", "-o", "cluster_size=4k", "-b", "base.raw", "-F", "raw"];
-    qemu_ok("qemu-img", folder.path(), &[&create[..], &["a.qcow2", "8M"]].concat());
-    let path = folder.path().join("a.qcow2");
+    qemu_ok("qemu-img", directory.path(), &[&create[..], &["a.qcow2", "8M"]].concat());
+    let path = directory.path().join("a.qcow2");
     let mut first = rig(&open(&path).expect("it opens"));
     first.write(0, &vec![1; MIB as usize]);
     drop(first);
@@ -164,7 +164,7 @@ fn random_damage_never_panics_and_never_touches_another_file() {
     let mut random = fastrand::Rng::with_seed(1);
     let mut opened = 0;
     for _ in 0..150 {
-        let damaged = folder.path().join("damaged.qcow2");
+        let damaged = directory.path().join("damaged.qcow2");
         let mut bytes = good.clone();
         for _ in 0..random.u32(1..=4) {
             let at = TABLES.start + random.u64(..TABLES.end);

@@ -5,7 +5,7 @@ mod common;
 
 use backend::conformance::{Request, Rig};
 use backend::{Disk, IoKind};
-use common::{MIB, check, clusters, content, folder, image, open, options, qemu_ok, rig};
+use common::{MIB, check, clusters, content, directory, image, open, options, qemu_ok, rig};
 use proptest::prelude::*;
 use qcow2::{AllowBacking, Qcow2Disk};
 use std::fs;
@@ -32,22 +32,22 @@ fn noise(len: u64) -> Vec<u8> {
 }
 
 /// An image of 4 MiB whose clusters are compressed by a half.
-fn compressed(folder: &TempDir, cluster: &str) -> PathBuf {
+fn compressed(directory: &TempDir, cluster: &str) -> PathBuf {
     let mut data = noise(DISK);
     data.chunks_mut(2048).for_each(|part| part[..1024].fill(7));
-    fs::write(folder.path().join("a.raw"), data).expect("a raw image");
+    fs::write(directory.path().join("a.raw"), data).expect("a raw image");
     let of = format!("cluster_size={cluster}");
     let convert = ["convert", "-c", "-f", "raw", "-O", "qcow2", "-o", &of, "a.raw", "a.qcow2"];
-    qemu_ok("qemu-img", folder.path(), &convert);
-    folder.path().join("a.qcow2")
+    qemu_ok("qemu-img", directory.path(), &convert);
+    directory.path().join("a.qcow2")
 }
 
 /// With `--discard off` the freed data stays in the file.
 #[test]
 fn a_new_cluster_in_the_place_of_freed_data_has_none_of_it() {
-    let folder = folder();
-    let path = compressed(&folder, "64k");
-    qemu_ok("qemu-img", folder.path(), &["resize", "-q", "a.qcow2", "12M"]);
+    let directory = directory();
+    let path = compressed(&directory, "64k");
+    qemu_ok("qemu-img", directory.path(), &["resize", "-q", "a.qcow2", "12M"]);
     let mut options = options(AllowBacking::Off, true);
     options.file.discard = false;
     let disk = Qcow2Disk::open(&path, &options).expect("it opens");
@@ -71,8 +71,8 @@ fn a_new_cluster_in_the_place_of_freed_data_has_none_of_it() {
 
 #[test]
 fn a_discard_of_written_data_gives_its_space_back() {
-    let folder = folder();
-    let path = image(&folder, 4, "cluster_size=64k");
+    let directory = directory();
+    let path = image(&directory, 4, "cluster_size=64k");
     let disk = open(&path).expect("it opens");
     let mut rig = rig(&disk);
     rig.write(0, &noise(2 * MIB));
@@ -87,8 +87,8 @@ fn a_discard_of_written_data_gives_its_space_back() {
 
 #[test]
 fn a_discard_of_compressed_data_frees_its_clusters_and_their_space() {
-    let folder = folder();
-    let path = compressed(&folder, "64k");
+    let directory = directory();
+    let path = compressed(&directory, "64k");
     let (before, all) = (taken(&path), content(&path));
     assert_eq!(clusters(&path), DISK >> 16);
     let disk = open(&path).expect("it opens");
@@ -105,8 +105,8 @@ fn a_discard_of_compressed_data_frees_its_clusters_and_their_space() {
 
 #[test]
 fn freed_clusters_stay_in_the_file_of_a_disk_without_discard() {
-    let folder = folder();
-    let path = compressed(&folder, "64k");
+    let directory = directory();
+    let path = compressed(&directory, "64k");
     let before = taken(&path);
     let mut options = options(AllowBacking::Off, true);
     options.file.discard = false;
@@ -122,12 +122,12 @@ fn freed_clusters_stay_in_the_file_of_a_disk_without_discard() {
 /// Also the last cluster, in which the backing file ends, and no cluster of which a part stays.
 #[test]
 fn a_discard_of_backing_data_reads_as_zeroes_in_every_lane() {
-    let folder = folder();
-    fs::write(folder.path().join("base.raw"), vec![0x5a; (2 * MIB + 4096) as usize])
+    let directory = directory();
+    fs::write(directory.path().join("base.raw"), vec![0x5a; (2 * MIB + 4096) as usize])
         .expect("a base");
     let create = ["create", "-qf", "qcow2", "-b", "base.raw", "-F", "raw", "a.qcow2", "4M"];
-    qemu_ok("qemu-img", folder.path(), &create);
-    let path = folder.path().join("a.qcow2");
+    qemu_ok("qemu-img", directory.path(), &create);
+    let path = directory.path().join("a.qcow2");
     let disk = open(&path).expect("it opens");
     let (mut one, mut other) = (rig(&disk), rig(&disk));
     assert!(one.read(0, 2 * MIB as usize + 4096).iter().all(|byte| *byte == 0x5a));
@@ -226,20 +226,20 @@ proptest! {
 
     #[test]
     fn discards_on_an_overlay_leave_what_qemu_reads(steps in steps(), top in 0..2usize) {
-        let folder = folder();
-        let middle = compressed(&folder, "16k");
-        qemu_ok("qemu-io", folder.path(), &["-f", "qcow2", "-c", "write -z 1M 100k", "a.qcow2"]);
-        fs::rename(middle, folder.path().join("middle.qcow2")).expect("a name");
+        let directory = directory();
+        let middle = compressed(&directory, "16k");
+        qemu_ok("qemu-io", directory.path(), &["-f", "qcow2", "-c", "write -z 1M 100k", "a.qcow2"]);
+        fs::rename(middle, directory.path().join("middle.qcow2")).expect("a name");
         let of = format!("cluster_size={}", ["4k", "64k"][top]);
         let create = ["create", "-qf", "qcow2", "-F", "qcow2", "-b", "middle.qcow2", "-o", &of];
-        qemu_ok("qemu-img", folder.path(), &[&create[..], &["top.qcow2", "4200960"]].concat());
-        follow(&folder.path().join("top.qcow2"), &steps)?;
+        qemu_ok("qemu-img", directory.path(), &[&create[..], &["top.qcow2", "4200960"]].concat());
+        follow(&directory.path().join("top.qcow2"), &steps)?;
     }
 
     #[test]
     fn discards_on_compressed_clusters_leave_what_qemu_reads(steps in steps(), of in 0..2usize) {
-        let folder = folder();
-        let path = compressed(&folder, ["4k", "64k"][of]);
+        let directory = directory();
+        let path = compressed(&directory, ["4k", "64k"][of]);
         follow(&path, &steps)?;
     }
 }

@@ -7,7 +7,7 @@ mod mount;
 
 use backend::conformance::{Request, Rig, SyncEngine, TestEngine};
 use backend::{Disk, Io, IoKind, Lane, Slot, Step, mark};
-use common::{MIB, check, clusters, content, folder, image, options, qemu_ok, rig};
+use common::{MIB, check, clusters, content, directory, image, options, qemu_ok, rig};
 use mount::Mount;
 use qcow2::{AllowBacking, Qcow2Disk};
 use std::fs::{self, File};
@@ -31,15 +31,15 @@ fn open(path: &Path) -> Arc<Qcow2Disk> {
     Arc::new(Qcow2Disk::open(path, &options).expect("it opens"))
 }
 
-/// An empty image of 8 MiB in a folder of its own, which no other program may change.
+/// An empty image of 8 MiB in a directory of its own, which no other program may change.
 fn disk() -> (TempDir, PathBuf, Arc<Qcow2Disk>) {
-    let folder = folder();
-    let (path, disk) = disk_in(&folder);
-    (folder, path, disk)
+    let directory = directory();
+    let (path, disk) = disk_in(&directory);
+    (directory, path, disk)
 }
 
-fn disk_in(folder: &TempDir) -> (PathBuf, Arc<Qcow2Disk>) {
-    let path = image(folder, 8, "cluster_size=64k");
+fn disk_in(directory: &TempDir) -> (PathBuf, Arc<Qcow2Disk>) {
+    let path = image(directory, 8, "cluster_size=64k");
     let disk = open(&path);
     (path, disk)
 }
@@ -58,11 +58,11 @@ fn is_filled(found: &[u8], byte: u8) -> bool {
 
 #[test]
 fn discarded_clusters_are_free_for_other_data() {
-    free_for_other_data(&folder());
+    free_for_other_data(&directory());
 }
 
-fn free_for_other_data(folder: &TempDir) {
-    let (path, disk) = disk_in(folder);
+fn free_for_other_data(directory: &TempDir) {
+    let (path, disk) = disk_in(directory);
     let mut rig = rig(&disk);
     rig.write(0, &vec![1; 3 * MIB as usize]);
     let end = fs::metadata(&path).expect("a file").len();
@@ -85,7 +85,7 @@ fn free_for_other_data(folder: &TempDir) {
 
 #[test]
 fn the_end_of_a_disk_waits_for_discarded_clusters_to_leave() {
-    let (_folder, path, disk) = disk();
+    let (_directory, path, disk) = disk();
     let mut rig = rig(&disk);
     rig.write(0, &vec![1; MIB as usize]);
     discard(&mut rig, 0, MIB);
@@ -95,7 +95,7 @@ fn the_end_of_a_disk_waits_for_discarded_clusters_to_leave() {
 
 #[test]
 fn a_cluster_leaves_when_its_last_part_is_discarded() {
-    let (_folder, path, disk) = disk();
+    let (_directory, path, disk) = disk();
     let mut rig = rig(&disk);
     rig.write(0, &vec![1; CLUSTER as usize]);
     for at in (0..CLUSTER).step_by(8192).filter(|at| *at != 2 * 8192) {
@@ -112,7 +112,7 @@ fn a_cluster_leaves_when_its_last_part_is_discarded() {
 /// The other lane asks for nothing: it knows the place.
 #[test]
 fn data_that_another_lane_writes_after_a_discard_stays() {
-    let (_folder, path, disk) = disk();
+    let (_directory, path, disk) = disk();
     let (mut one, mut other) = (rig(&disk), rig(&disk));
     one.write(0, &vec![1; 3 * CLUSTER as usize]);
     assert!(is_filled(&other.read(0, 512), 1));
@@ -131,7 +131,7 @@ fn data_that_another_lane_writes_after_a_discard_stays() {
 /// Without that each unmap would make each lane ask for all places that it uses.
 #[test]
 fn a_lane_asks_again_for_the_discarded_places_and_for_no_other() {
-    let (_folder, path, disk) = disk();
+    let (_directory, path, disk) = disk();
     let (mut one, mut other) = (rig(&disk), rig(&disk));
     // Each MiB has a place of its own.
     for at in (0..8).rev().map(|n| n * MIB) {
@@ -197,7 +197,7 @@ fn begin_unmap(disk: &Qcow2Disk) {
 
 #[test]
 fn clusters_stay_while_an_io_that_began_before_is_in_flight() {
-    let (_folder, path, disk) = disk();
+    let (_directory, path, disk) = disk();
     let mut one = rig(&disk);
     one.write(0, &vec![1; 2 * CLUSTER as usize]);
     let write = InFlight::start(&disk, 0, 2);
@@ -215,7 +215,7 @@ fn clusters_stay_while_an_io_that_began_before_is_in_flight() {
 /// The other lane asks for the place, and then writes without a question.
 #[test]
 fn a_cluster_that_is_asked_for_before_it_leaves_has_no_unknown_writer() {
-    let (_folder, path, disk) = disk();
+    let (_directory, path, disk) = disk();
     let (mut one, mut other) = (rig(&disk), rig(&disk));
     one.write(0, &vec![1; 3 * CLUSTER as usize]);
     let write = InFlight::start(&disk, 2 * CLUSTER, 2);
@@ -234,11 +234,11 @@ fn a_cluster_that_is_asked_for_before_it_leaves_has_no_unknown_writer() {
 
 #[test]
 fn a_cluster_of_an_overlay_that_leaves_still_hides_the_backing_file() {
-    let folder = folder();
-    fs::write(folder.path().join("base.raw"), vec![0x5a; 4 << 20]).expect("a base");
+    let directory = directory();
+    fs::write(directory.path().join("base.raw"), vec![0x5a; 4 << 20]).expect("a base");
     let create = ["create", "-qf", "qcow2", "-b", "base.raw", "-F", "raw", "a.qcow2", "4M"];
-    qemu_ok("qemu-img", folder.path(), &create);
-    let path = folder.path().join("a.qcow2");
+    qemu_ok("qemu-img", directory.path(), &create);
+    let path = directory.path().join("a.qcow2");
     let disk = open(&path);
     let mut rig = rig(&disk);
     rig.write(MIB, &vec![1; MIB as usize]);
@@ -254,7 +254,7 @@ fn a_cluster_of_an_overlay_that_leaves_still_hides_the_backing_file() {
 
 #[test]
 fn a_settled_disk_changes_nothing_more_until_a_request() {
-    let (_folder, path, disk) = disk();
+    let (_directory, path, disk) = disk();
     let mut rig = rig(&disk);
     rig.write(0, &vec![1; MIB as usize]);
     discard(&mut rig, 0, MIB);
@@ -270,7 +270,7 @@ fn a_settled_disk_changes_nothing_more_until_a_request() {
 /// A request that never ends holds its places, but not the end of the disk.
 #[test]
 fn the_end_of_a_disk_with_a_request_in_flight_frees_nothing_and_is_clean() {
-    let (_folder, path, disk) = disk();
+    let (_directory, path, disk) = disk();
     let mut one = rig(&disk);
     one.write(0, &vec![1; 2 * CLUSTER as usize]);
     let write = InFlight::start(&disk, 0, 2);
@@ -285,11 +285,11 @@ fn the_end_of_a_disk_with_a_request_in_flight_frees_nothing_and_is_clean() {
 /// The range of the last cluster ends with the disk, within the cluster, before the growth.
 #[test]
 fn a_disk_that_grows_forgets_what_was_discarded() {
-    let folder = folder();
+    let directory = directory();
     let size = (3 * MIB + 512).to_string();
     let create = ["create", "-qf", "qcow2", "-o", "cluster_size=4k", "a.qcow2", &size];
-    qemu_ok("qemu-img", folder.path(), &create);
-    let path = folder.path().join("a.qcow2");
+    qemu_ok("qemu-img", directory.path(), &create);
+    let path = directory.path().join("a.qcow2");
     let disk = open(&path);
     let mut small = rig(&disk);
     small.write(0, &vec![1; 3 * MIB as usize]);
@@ -312,8 +312,8 @@ fn a_disk_that_grows_forgets_what_was_discarded() {
 
 #[test]
 fn discarded_clusters_of_a_shared_image_stay() {
-    let folder = folder();
-    let path = image(&folder, 8, "cluster_size=64k");
+    let directory = directory();
+    let path = image(&directory, 8, "cluster_size=64k");
     let disk = Qcow2Disk::open(&path, &options(AllowBacking::Off, true)).expect("it opens");
     let mut rig = rig(&disk);
     rig.write(0, &vec![1; MIB as usize]);
@@ -369,16 +369,16 @@ const AGAIN: u64 = 3 * MIB;
 
 #[test]
 fn lanes_that_write_and_discard_parts_of_the_same_clusters_read_their_own_data() {
-    loaded(&folder(), 1500);
+    loaded(&directory(), 1500);
 }
 
-/// On each file system whose holes count as exact. The folder of the other tests is on one of them.
+/// On each file system whose holes count as exact. The directory of the other tests is on one of them.
 #[test]
 fn clusters_leave_on_each_file_system_whose_holes_are_exact() {
     if mount::may_not_mount() {
         return;
     }
-    let images = folder();
+    let images = directory();
     let images = images.path();
     let file_systems = [
         Mount::ext4(images, 256),
@@ -421,8 +421,8 @@ fn without_room_for_changed_tables_discarded_clusters_stay() {
 }
 
 /// Clusters leave all the time, and their places get other data, also while a reader reads one.
-fn loaded(folder: &TempDir, rounds: u64) {
-    let path = image(folder, 4, "cluster_size=16k");
+fn loaded(directory: &TempDir, rounds: u64) {
+    let path = image(directory, 4, "cluster_size=16k");
     let disk = open(&path);
     let quiet = Mutex::new(());
     let is_over = AtomicBool::new(false);

@@ -142,7 +142,7 @@ fn read(path: &Path, remedy: &str) -> Result<String, Failure> {
         ),
         ErrorKind::NotFound => Failure::usage(what, error, remedy),
         ErrorKind::IsADirectory => {
-            Failure::usage(what, "it is a folder", "write a file, or rename the folder")
+            Failure::usage(what, "it is a directory", "write a file, or rename the directory")
         }
         ErrorKind::InvalidData => Failure::usage(what, "it is not UTF-8", "write it in UTF-8"),
         _ => Failure::run(what, error, remedy),

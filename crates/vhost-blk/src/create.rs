@@ -19,7 +19,7 @@ pub struct CreateArgs {
     /// Format of the image
     #[arg(long, value_name = "FORMAT", default_value = "raw")]
     pub format: Format,
-    /// Backing file of a qcow2 image, relative to the image's folder
+    /// Backing file of a qcow2 image, relative to the image's directory
     #[arg(long, value_name = "FILE", requires = "backing_format")]
     pub backing: Option<String>,
     /// Format of the backing file

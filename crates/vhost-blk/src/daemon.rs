@@ -47,8 +47,8 @@ pub fn serve(args: &ServeArgs) -> Result<(), Failure> {
 /// # Errors
 /// [`Failure`] if the start fails. No socket file remains.
 pub fn daemon(args: &DaemonArgs) -> Result<(), Failure> {
-    if let (true, Some(folder)) = (args.check, &args.config_dir) {
-        return check(&args.process, folder);
+    if let (true, Some(directory)) = (args.check, &args.config_dir) {
+        return check(&args.process, directory);
     }
     args.check()?;
     log::start(args.process.log_level, args.process.log_format);
@@ -58,7 +58,7 @@ pub fn daemon(args: &DaemonArgs) -> Result<(), Failure> {
     let disks = Disks::new(args.process.clone(), Mode::Many(args.config_dir.clone()));
     let taken = upgrade::take()?;
     run(&disks, taken, |taken| {
-        // Later reloads bring the disks of the folder to the files' present state, as before.
+        // Later reloads bring the disks of the directory to the files' present state, as before.
         if let Some(Taken { disks: all, failed, upgraded, .. }) = taken {
             let lost = disks.take_over(std::mem::take(all));
             lost.into_iter().for_each(|name| upgraded.has_lost(name));
@@ -68,10 +68,10 @@ pub fn daemon(args: &DaemonArgs) -> Result<(), Failure> {
     })
 }
 
-/// Checks the files of a folder, and prints each error.
-fn check(process: &ProcessArgs, folder: &Path) -> Result<(), Failure> {
+/// Checks the files of a directory, and prints each error.
+fn check(process: &ProcessArgs, directory: &Path) -> Result<(), Failure> {
     process.check()?;
-    let (failures, count) = check_files(process, folder)?;
+    let (failures, count) = check_files(process, directory)?;
     for failure in &failures {
         let _ = writeln!(std::io::stderr(), "vhost-blk: {failure}"); // stderr may be gone
     }
@@ -92,7 +92,7 @@ fn check(process: &ProcessArgs, folder: &Path) -> Result<(), Failure> {
 }
 
 /// Runs the process. `begin` adds the disk of `serve`, or those of an earlier program; it may leave one to be served
-/// after the other sockets are there. The disks of the folder come last: none of them delays the control socket.
+/// after the other sockets are there. The disks of the directory come last: none of them delays the control socket.
 fn run(
     disks: &Arc<Disks>,
     mut taken: Option<Taken>,

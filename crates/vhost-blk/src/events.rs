@@ -16,7 +16,7 @@ use vhost_user::Notice;
 pub enum Change {
     /// The disk is served from now on.
     Added,
-    /// A disk of the folder could not be started, for this reason.
+    /// A disk of the directory could not be started, for this reason.
     StartFailed(String),
     /// The disk is drained and closed.
     Removed,

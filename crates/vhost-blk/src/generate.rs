@@ -27,9 +27,9 @@ pub enum What {
         /// The shell.
         shell: Shell,
     },
-    /// Write the man pages into a folder
+    /// Write the man pages into a directory
     Man {
-        /// The folder; made if it is not there.
+        /// The directory; made if it is not there.
         dir: PathBuf,
     },
     /// Print the options of serve as a Markdown page (docs/options.md)
@@ -60,7 +60,7 @@ fn completions(shell: Shell) -> Vec<u8> {
 fn man_pages(dir: &Path) -> Result<(), Failure> {
     man::write_pages(dir).map_err(|error| {
         let what = format!("write man pages into {}", dir.display());
-        Failure::run(what, error, "choose a folder that may be written")
+        Failure::run(what, error, "choose a directory that may be written")
     })
 }
 

@@ -261,8 +261,8 @@ pub struct DaemonArgs {
     /// Check the files of --config-dir, print each error and exit. Opens no image and no socket
     #[arg(long, requires = "config_dir", help_heading = "General")]
     pub check: bool,
-    /// Serve each disk that a file NAME.toml in this folder describes, with the options of serve
-    /// that belong to one disk. SIGHUP and `vhost-blk ctl reload` read the folder again
+    /// Serve each disk that a file NAME.toml in this directory describes, with the options of serve
+    /// that belong to one disk. SIGHUP and `vhost-blk ctl reload` read the directory again
     #[arg(long, value_name = "DIR", help_heading = "General")]
     pub config_dir: Option<PathBuf>,
 }

@@ -80,7 +80,7 @@ pub fn listen(
     }
     let lock = lock_directory(path, START_WAIT_MAX).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => missing(path),
-        _ => failed(&error, "see that its folder may be read and is used by no hanging program"),
+        _ => failed(&error, "see that its directory may be read and is used by no hanging program"),
     })?;
     clear(path)?;
     let system = |error: io::Error| failed(&error, "check the permissions of the directory");
@@ -107,11 +107,11 @@ pub fn listen(
     Ok((UnixListener::from(OwnedFd::from(socket)), file))
 }
 
-/// The error of a socket whose folder does not exist. This program makes none: owner and mode of the folder decide
-/// which users reach the socket.
+/// The error of a socket whose directory does not exist. This program makes none: owner and mode of the directory
+/// decide which users reach the socket.
 fn missing(path: &Path) -> Failure {
-    let folder = path.parent().unwrap_or(Path::new("")).display();
-    let why = format!("there is no folder {folder}");
+    let directory = path.parent().unwrap_or(Path::new("")).display();
+    let why = format!("there is no directory {directory}");
     let remedy = "make it, with an owner and a mode that let the users of the socket reach it (mkdir, install -d); \
                   for a service below /run by RuntimeDirectory= of its unit, or by tmpfiles.d";
     Failure::run(format!("listen on {}", path.display()), why, remedy)
@@ -226,11 +226,11 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_folder_is_named_with_the_ways_to_make_it() {
+    fn a_missing_directory_is_named_with_the_ways_to_make_it() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("none/disk.sock");
         let failure = listen(&path, 0o600, None).unwrap_err();
-        assert_eq!(failure.why, format!("there is no folder {}/none", dir.path().display()));
+        assert_eq!(failure.why, format!("there is no directory {}/none", dir.path().display()));
         assert!(failure.remedy.contains("RuntimeDirectory="), "{failure}");
         assert!(!dir.path().join("none").exists());
     }

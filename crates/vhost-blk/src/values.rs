@@ -74,7 +74,7 @@ pub enum Reflink {
 pub enum AllowBacking {
     /// None: an image with a backing file is refused.
     Off,
-    /// Files in the folder of the image that names them.
+    /// Files in the directory of the image that names them.
     SameDir,
     /// Any file that the daemon can read.
     Any,

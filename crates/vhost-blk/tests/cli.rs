@@ -102,7 +102,7 @@ fn a_missing_image_is_refused_and_how_to_make_one_is_said() {
 }
 
 #[test]
-fn a_folder_as_image_is_refused() {
+fn a_directory_as_image_is_refused() {
     let place = Place::new();
     std::fs::remove_file(&place.image).unwrap();
     std::fs::create_dir(&place.image).unwrap();
@@ -145,7 +145,7 @@ fn capabilities_are_printed_whatever_else_is_given() {
         vec!["--print-capabilities"],
         vec!["serve", "--print-capabilities"],
         vec!["--print-capabilities", "--queue-size=7", "--no-such-option", "stray"],
-        vec!["--socket-path=/no/such/folder/x", "--blk-file=/none", "--print-capabilities"],
+        vec!["--socket-path=/no/such/directory/x", "--blk-file=/none", "--print-capabilities"],
     ] {
         let output = run(&arguments);
         assert_eq!(stdout(&output), wanted, "{arguments:?}");

@@ -75,12 +75,12 @@ fn a_value_of_another_type_is_refused_with_its_line_and_the_wanted_type() {
 #[test]
 fn a_file_that_is_none_is_a_wrong_configuration() {
     let place = Place::new();
-    std::fs::create_dir(place.path("folder")).unwrap();
+    std::fs::create_dir(place.path("directory")).unwrap();
     std::os::unix::fs::symlink("nowhere", place.path("link")).unwrap();
     std::fs::write(place.path("bytes"), [0xff]).unwrap();
     for (name, told) in [
         ("none", "No such file or directory (os error 2); check --config"),
-        ("folder", "it is a folder; write a file, or rename the folder"),
+        ("directory", "it is a directory; write a file, or rename the directory"),
         ("link", "it is a link to a file that does not exist; make that file, or remove the link"),
         ("bytes", "it is not UTF-8; write it in UTF-8"),
     ] {

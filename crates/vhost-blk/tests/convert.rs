@@ -17,15 +17,15 @@ use std::time::Duration;
 const MIB: u64 = 1 << 20;
 
 #[track_caller]
-fn qemu(program: &str, folder: &Path, args: &[&str]) {
-    let ran = Command::new(program).current_dir(folder).args(args).output();
+fn qemu(program: &str, directory: &Path, args: &[&str]) {
+    let ran = Command::new(program).current_dir(directory).args(args).output();
     let ran = ran.expect("qemu-utils are installed; scripts/setup.sh does it");
     let text = String::from_utf8_lossy(&[ran.stdout, ran.stderr].concat()).into_owned();
     assert!(ran.status.success(), "{program} {args:?}: {text}");
 }
 
-fn convert(folder: &Path, args: &[&str]) -> Output {
-    finish(program().current_dir(folder).arg("convert").args(args))
+fn convert(directory: &Path, args: &[&str]) -> Output {
+    finish(program().current_dir(directory).arg("convert").args(args))
 }
 
 /// A sparse raw image of 9 MiB and `tail` bytes with four pieces of data.
@@ -38,8 +38,8 @@ fn raw(path: &Path, tail: u64) {
 }
 
 /// Names and formats of images with the same content: raw, clusters of many sorts, overlays.
-fn sources(folder: &Path) -> [(&'static str, &'static str); 6] {
-    raw(&folder.join("a.raw"), 0);
+fn sources(directory: &Path) -> [(&'static str, &'static str); 6] {
+    raw(&directory.join("a.raw"), 0);
     let made = ["convert", "-f", "raw", "a.raw", "-O", "qcow2"];
     for options in [
         &["plain"][..],
@@ -47,13 +47,13 @@ fn sources(folder: &Path) -> [(&'static str, &'static str); 6] {
         &["-o", "cluster_size=4k,preallocation=metadata", "allocated"],
         &["-o", "cluster_size=2M", "-S", "0", "large"],
     ] {
-        qemu("qemu-img", folder, &[&made[..], options].concat());
+        qemu("qemu-img", directory, &[&made[..], options].concat());
     }
     // Zeroes and changed data over data of a raw file.
-    fs::write(folder.join("base.raw"), vec![9; 9 << 20]).unwrap();
+    fs::write(directory.join("base.raw"), vec![9; 9 << 20]).unwrap();
     let overlay = ["create", "-qf", "qcow2", "-b", "base.raw", "-F", "raw", "top"];
-    qemu("qemu-img", folder, &overlay);
-    qemu("qemu-img", folder, &["convert", "-n", "-O", "qcow2", "a.raw", "top"]);
+    qemu("qemu-img", directory, &overlay);
+    qemu("qemu-img", directory, &["convert", "-n", "-O", "qcow2", "a.raw", "top"]);
     [
         ("a.raw", "raw"),
         ("plain", "qcow2"),
@@ -67,7 +67,7 @@ fn sources(folder: &Path) -> [(&'static str, &'static str); 6] {
 #[test]
 fn every_source_is_converted_to_every_target_and_qemu_agrees() {
     let place = Place::new();
-    let folder = place.dir.path();
+    let directory = place.dir.path();
     let targets: [(&str, &[&str]); 5] = [
         ("raw", &[]),
         ("qcow2", &[]),
@@ -75,21 +75,21 @@ fn every_source_is_converted_to_every_target_and_qemu_agrees() {
         ("qcow2", &["--cluster-size", "2M", "--preallocation", "metadata"]),
         ("qcow2", &["--preallocation", "full"]),
     ];
-    for (source, format) in sources(folder) {
+    for (source, format) in sources(directory) {
         let allow: &[&str] = if source == "top" { &["--allow-backing", "same-dir"] } else { &[] };
         for (output, options) in targets {
             let args = [&["-f", format, "-O", output, source, "new"], options, allow].concat();
-            let ran = convert(folder, &args);
+            let ran = convert(directory, &args);
             assert!(ran.status.success() && ran.stderr.is_empty(), "{args:?}: {ran:?}");
-            qemu("qemu-img", folder, &["compare", "-f", "raw", "-F", output, "a.raw", "new"]);
+            qemu("qemu-img", directory, &["compare", "-f", "raw", "-F", output, "a.raw", "new"]);
             if output == "qcow2" {
-                qemu("qemu-img", folder, &["check", "-qf", "qcow2", "new"]);
+                qemu("qemu-img", directory, &["check", "-qf", "qcow2", "new"]);
             }
-            let made = fs::metadata(folder.join("new")).unwrap();
+            let made = fs::metadata(directory.join("new")).unwrap();
             if !options.contains(&"full") && !options.contains(&"2M") {
                 assert!(made.blocks() * 512 <= 5 * MIB, "{args:?}: {} blocks", made.blocks());
             }
-            fs::remove_file(folder.join("new")).unwrap();
+            fs::remove_file(directory.join("new")).unwrap();
         }
     }
 }
@@ -98,18 +98,18 @@ fn every_source_is_converted_to_every_target_and_qemu_agrees() {
 #[test]
 fn a_size_that_is_no_multiple_of_a_sector_is_kept_or_rounded_up() {
     let place = Place::new();
-    let folder = place.dir.path();
-    raw(&folder.join("odd"), 901);
+    let directory = place.dir.path();
+    raw(&directory.join("odd"), 901);
     let sizes = [("raw", 9 * MIB + 901), ("qcow2", 9 * MIB + 1024)];
     for (output, size) in sizes {
-        assert!(convert(folder, &["-O", output, "odd", "new"]).status.success());
-        let back = convert(folder, &["-f", output, "new", "back"]);
+        assert!(convert(directory, &["-O", output, "odd", "new"]).status.success());
+        let back = convert(directory, &["-f", output, "new", "back"]);
         assert!(back.status.success(), "{back:?}");
-        let (mut odd, back) = (fs::read(folder.join("odd")).unwrap(), folder.join("back"));
+        let (mut odd, back) = (fs::read(directory.join("odd")).unwrap(), directory.join("back"));
         odd.resize(size as usize, 0);
         assert!(fs::read(&back).unwrap() == odd, "{output}");
         fs::remove_file(back).unwrap();
-        fs::remove_file(folder.join("new")).unwrap();
+        fs::remove_file(directory.join("new")).unwrap();
     }
 }
 
@@ -119,50 +119,51 @@ fn a_block_device_is_read() {
         return;
     }
     let place = Place::new();
-    let folder = place.dir.path();
-    raw(&folder.join("a.raw"), 0);
-    let device = LoopDevice::new(&folder.join("a.raw"));
-    let ran = convert(folder, &["-O", "qcow2", device.path.to_str().unwrap(), "new"]);
+    let directory = place.dir.path();
+    raw(&directory.join("a.raw"), 0);
+    let device = LoopDevice::new(&directory.join("a.raw"));
+    let ran = convert(directory, &["-O", "qcow2", device.path.to_str().unwrap(), "new"]);
     assert!(ran.status.success(), "{ran:?}");
-    qemu("qemu-img", folder, &["compare", "-f", "raw", "-F", "qcow2", "a.raw", "new"]);
-    let line = one_line(&convert(folder, &["--overwrite", "a.raw", "/dev/null"]), 1);
+    qemu("qemu-img", directory, &["compare", "-f", "raw", "-F", "qcow2", "a.raw", "new"]);
+    let line = one_line(&convert(directory, &["--overwrite", "a.raw", "/dev/null"]), 1);
     assert!(line.contains("no regular file"), "{line}");
 }
 
 #[test]
 fn a_copy_is_closed_to_those_who_may_not_read_the_source_or_its_backing_files() {
     let place = Place::new();
-    let folder = place.dir.path();
-    raw(&folder.join("base"), 0);
-    qemu("qemu-img", folder, &["create", "-q", "-f", "qcow2", "-b", "base", "-F", "raw", "top"]);
+    let directory = place.dir.path();
+    raw(&directory.join("base"), 0);
+    qemu("qemu-img", directory, &["create", "-q", "-f", "qcow2", "-b", "base", "-F", "raw", "top"]);
     for (base, top, copy) in
         [(0o600, 0o644, 0o600), (0o644, 0o640, 0o640), (0o444, 0o644, 0o644), (0o644, 0o600, 0o600)]
     {
         for (name, mode) in [("base", base), ("top", top)] {
-            fs::set_permissions(folder.join(name), Permissions::from_mode(mode)).unwrap();
+            fs::set_permissions(directory.join(name), Permissions::from_mode(mode)).unwrap();
         }
-        let ran = convert(folder, &["-f", "qcow2", "--allow-backing", "same-dir", "top", "copy"]);
+        let ran =
+            convert(directory, &["-f", "qcow2", "--allow-backing", "same-dir", "top", "copy"]);
         assert!(ran.status.success(), "{ran:?}");
-        let mode = fs::metadata(folder.join("copy")).unwrap().mode() & 0o777;
+        let mode = fs::metadata(directory.join("copy")).unwrap().mode() & 0o777;
         assert_eq!(mode & !0o022, copy, "base {base:o}, top {top:o}: {mode:o}");
-        fs::remove_file(folder.join("copy")).unwrap();
+        fs::remove_file(directory.join("copy")).unwrap();
     }
 }
 
 #[test]
 fn an_image_is_replaced_with_overwrite_only_and_keeps_its_name_and_mode() {
     let place = Place::new();
-    let folder = place.dir.path();
-    raw(&folder.join("a.raw"), 0);
-    fs::write(folder.join("old"), "precious").unwrap();
-    fs::set_permissions(folder.join("old"), Permissions::from_mode(0o640)).unwrap();
-    symlink("old", folder.join("link")).unwrap();
-    let line = one_line(&convert(folder, &["a.raw", "link"]), 1);
+    let directory = place.dir.path();
+    raw(&directory.join("a.raw"), 0);
+    fs::write(directory.join("old"), "precious").unwrap();
+    fs::set_permissions(directory.join("old"), Permissions::from_mode(0o640)).unwrap();
+    symlink("old", directory.join("link")).unwrap();
+    let line = one_line(&convert(directory, &["a.raw", "link"]), 1);
     assert!(line.contains("exists already") && line.contains("--overwrite"), "{line}");
-    assert_eq!(fs::read(folder.join("old")).unwrap(), b"precious");
-    assert!(convert(folder, &["--overwrite", "a.raw", "link"]).status.success());
-    assert!(fs::symlink_metadata(folder.join("link")).unwrap().is_symlink());
-    let old = fs::metadata(folder.join("old")).unwrap();
+    assert_eq!(fs::read(directory.join("old")).unwrap(), b"precious");
+    assert!(convert(directory, &["--overwrite", "a.raw", "link"]).status.success());
+    assert!(fs::symlink_metadata(directory.join("link")).unwrap().is_symlink());
+    let old = fs::metadata(directory.join("old")).unwrap();
     assert_eq!((old.len(), old.mode() & 0o777), (9 * MIB, 0o640));
     assert_eq!(place.files(), ["a.raw", "disk.img", "link", "old"]);
 }
@@ -170,9 +171,9 @@ fn an_image_is_replaced_with_overwrite_only_and_keeps_its_name_and_mode() {
 #[test]
 fn bad_input_is_refused_and_leaves_nothing() {
     let place = Place::new();
-    let folder = place.dir.path();
-    sources(folder);
-    fs::write(folder.join("empty"), "").unwrap();
+    let directory = place.dir.path();
+    sources(directory);
+    fs::write(directory.join("empty"), "").unwrap();
     let before = place.files();
     let cases: [(&[&str], i32, &str); 15] = [
         (&["none", "new"], 1, "none: cannot be read"),
@@ -196,7 +197,7 @@ fn bad_input_is_refused_and_leaves_nothing() {
         (&["-O", "qcow2", "--cluster-size", "5K", "a.raw", "new"], 2, "power of 2"),
     ];
     for (args, code, why) in cases {
-        let line = one_line(&convert(folder, args), code);
+        let line = one_line(&convert(directory, args), code);
         assert!(line.contains(why), "{args:?}: {line}");
         assert_eq!(place.files(), before, "{args:?}");
     }
@@ -205,9 +206,9 @@ fn bad_input_is_refused_and_leaves_nothing() {
 #[test]
 fn a_damaged_source_is_an_error_and_leaves_nothing() {
     let place = Place::new();
-    let folder = place.dir.path();
-    sources(folder);
-    let plain = File::options().read(true).write(true).open(folder.join("plain")).unwrap();
+    let directory = place.dir.path();
+    sources(directory);
+    let plain = File::options().read(true).write(true).open(directory.join("plain")).unwrap();
     let word = |at| {
         let mut word = [0; 8];
         plain.read_exact_at(&mut word, at).unwrap();
@@ -217,7 +218,7 @@ fn a_damaged_source_is_an_error_and_leaves_nothing() {
     // The first cluster lies far behind the end of the file.
     plain.write_all_at(&(1u64 << 63 | 1 << 40).to_be_bytes(), l2).unwrap();
     let before = place.files();
-    let line = one_line(&convert(folder, &["-f", "qcow2", "plain", "new"]), 1);
+    let line = one_line(&convert(directory, &["-f", "qcow2", "plain", "new"]), 1);
     assert!(line.contains("reading at 0") && line.contains("wrong place"), "{line}");
     assert_eq!(place.files(), before);
 }
@@ -225,25 +226,25 @@ fn a_damaged_source_is_an_error_and_leaves_nothing() {
 #[test]
 fn images_in_use_are_refused() {
     let place = Place::new();
-    let folder = place.dir.path();
-    raw(&folder.join("a.raw"), 0);
-    fs::write(folder.join("old"), "precious").unwrap();
+    let directory = place.dir.path();
+    raw(&directory.join("a.raw"), 0);
+    fs::write(directory.join("old"), "precious").unwrap();
     let held = |name: &str| {
         let lock = Some(Duration::ZERO);
-        Image::open(folder.join(name), FileOptions { lock, direct: false, ..Default::default() })
+        Image::open(directory.join(name), FileOptions { lock, direct: false, ..Default::default() })
     };
     let writer = held("a.raw").unwrap();
-    let line = one_line(&convert(folder, &["a.raw", "new"]), 1);
+    let line = one_line(&convert(directory, &["a.raw", "new"]), 1);
     assert!(line.contains("in use"), "{line}");
-    assert!(convert(folder, &["--lock", "off", "a.raw", "new"]).status.success());
+    assert!(convert(directory, &["--lock", "off", "a.raw", "new"]).status.success());
     drop(writer);
     let user = held("new").unwrap();
-    let line = one_line(&convert(folder, &["--overwrite", "a.raw", "new"]), 1);
+    let line = one_line(&convert(directory, &["--overwrite", "a.raw", "new"]), 1);
     // `--lock` is for the source.
     let told = line.contains("in use") && line.contains("stop that, or choose another name");
     assert!(told && !line.contains("--lock"), "{line}");
     drop(user);
-    let output = convert(folder, &["--overwrite", "a.raw", "new"]);
+    let output = convert(directory, &["--overwrite", "a.raw", "new"]);
     assert!(output.status.success() && output.stdout.is_empty(), "{output:?}");
 }
 
@@ -283,10 +284,10 @@ fn a_limit_on_file_sizes_is_an_error_and_leaves_nothing() {
 }
 
 /// A qcow2 image of 1 TiB, each cluster of which is the same compressed one: a copy takes hours.
-fn endless(folder: &Path) {
-    qemu("qemu-img", folder, &["create", "-qf", "qcow2", "endless", "1T"]);
-    qemu("qemu-io", folder, &["-f", "qcow2", "-c", "write -c -P 0 0 64k", "endless"]);
-    let image = File::options().read(true).write(true).open(folder.join("endless")).unwrap();
+fn endless(directory: &Path) {
+    qemu("qemu-img", directory, &["create", "-qf", "qcow2", "endless", "1T"]);
+    qemu("qemu-io", directory, &["-f", "qcow2", "-c", "write -c -P 0 0 64k", "endless"]);
+    let image = File::options().read(true).write(true).open(directory.join("endless")).unwrap();
     let word = |at| {
         let mut word = [0; 8];
         image.read_exact_at(&mut word, at).unwrap();
@@ -302,12 +303,12 @@ fn endless(folder: &Path) {
 #[test]
 fn a_signal_ends_the_copy_and_leaves_nothing() {
     let place = Place::new();
-    let folder = place.dir.path();
-    endless(folder);
-    fs::write(folder.join("old"), "precious").unwrap();
+    let directory = place.dir.path();
+    endless(directory);
+    fs::write(directory.join("old"), "precious").unwrap();
     for (signal, target) in [(libc::SIGINT, "new"), (libc::SIGTERM, "old"), (libc::SIGHUP, "new")] {
         let mut command = program();
-        command.current_dir(folder).args(["convert", "--overwrite", "-f", "qcow2", "endless"]);
+        command.current_dir(directory).args(["convert", "--overwrite", "-f", "qcow2", "endless"]);
         let mut running = Daemon::spawn(command.arg(target));
         let has_part = || place.files().iter().any(|name| name.ends_with(".part"));
         place.wait_until("the copy begins", has_part);
@@ -316,7 +317,7 @@ fn a_signal_ends_the_copy_and_leaves_nothing() {
         let told = running.rest_of_stderr();
         assert!(told.contains("stopped by a signal"), "{told}");
         assert_eq!(place.files(), ["disk.img", "endless", "old"]);
-        assert_eq!(fs::read(folder.join("old")).unwrap(), b"precious");
+        assert_eq!(fs::read(directory.join("old")).unwrap(), b"precious");
     }
 }
 

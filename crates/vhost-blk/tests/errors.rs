@@ -84,14 +84,14 @@ impl Kind {
     /// Makes an image of 256 MiB. The clusters of an overlay are larger than a write: the rest of a cluster is
     /// copied, and its commit finds no room.
     fn make(self, mount: &Mount, image: &Path) {
-        let folder = mount.place.path().to_str().unwrap();
+        let directory = mount.place.path().to_str().unwrap();
         let image = image.to_str().unwrap();
         let create = ["qemu-img", "create", "-qf", "qcow2"];
         match self {
             Kind::Raw => File::create(image).unwrap().set_len(256 * MIB).unwrap(),
             Kind::Qcow2 => drop(mount::run(&[&create[..], &[image, "256M"]].concat())),
             Kind::Overlay => {
-                let base = format!("{folder}/base");
+                let base = format!("{directory}/base");
                 std::fs::write(&base, vec![9; 4 << 20]).unwrap();
                 let backing = ["-b", &base, "-F", "raw", "-o", "cluster_size=2M", image, "256M"];
                 drop(mount::run(&[&create[..], &backing].concat()));
@@ -173,8 +173,8 @@ fn a_full_file_system_halts_a_qcow2_disk_until_there_is_room() {
     }
     full(&Mount::tmpfs(16), Kind::Qcow2, true, true);
     full(&Mount::tmpfs(20), Kind::Overlay, false, false);
-    let folder = tempfile::tempdir().unwrap();
-    full(&Mount::ext4(folder.path(), 32), Kind::Overlay, false, true);
+    let directory = tempfile::tempdir().unwrap();
+    full(&Mount::ext4(directory.path(), 32), Kind::Overlay, false, true);
 }
 
 #[test]
@@ -182,8 +182,8 @@ fn a_full_ext4_halts_the_disk_until_there_is_room() {
     if may_not_mount() {
         return;
     }
-    let folder = tempfile::tempdir().unwrap();
-    full(&Mount::ext4(folder.path(), 48), Kind::Raw, false, false);
+    let directory = tempfile::tempdir().unwrap();
+    full(&Mount::ext4(directory.path(), 48), Kind::Raw, false, false);
 }
 
 #[test]

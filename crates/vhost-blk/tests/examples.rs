@@ -27,7 +27,7 @@ fn proxmox(place: &Place, code: i32, arguments: &[&str]) -> Output {
     fs::set_permissions(&systemctl, fs::Permissions::from_mode(0o755)).unwrap();
     let path = format!("{}:{}", place.dir.path().display(), std::env::var("PATH").unwrap());
     let mut hook = Command::new(packaged("proxmox/vhost-blk-hook"));
-    hook.args(arguments).env("PATH", path).env("VHOST_BLK_FOLDER", place.dir.path());
+    hook.args(arguments).env("PATH", path).env("VHOST_BLK_DIRECTORY", place.dir.path());
     finish(&mut hook)
 }
 

@@ -11,17 +11,17 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-fn qemu_img(folder: &Path, args: &[&str]) -> String {
-    let ran = Command::new("qemu-img").current_dir(folder).args(args).output();
+fn qemu_img(directory: &Path, args: &[&str]) -> String {
+    let ran = Command::new("qemu-img").current_dir(directory).args(args).output();
     let ran = ran.expect("qemu-img runs; scripts/setup.sh installs it");
     let text = String::from_utf8_lossy(&[ran.stdout, ran.stderr].concat()).into_owned();
     assert!(ran.status.success(), "qemu-img {args:?}: {text}");
     text
 }
 
-fn refusal(folder: &Path, options: &[&str]) -> String {
+fn refusal(directory: &Path, options: &[&str]) -> String {
     let mut command = program();
-    command.current_dir(folder).args(["serve", "--socket-path", "s"]).args(options);
+    command.current_dir(directory).args(["serve", "--socket-path", "s"]).args(options);
     let ran = command.output().expect("the program runs");
     assert!(!ran.status.success(), "it serves {options:?}");
     String::from_utf8_lossy(&ran.stderr).into_owned()
@@ -29,8 +29,8 @@ fn refusal(folder: &Path, options: &[&str]) -> String {
 
 #[test]
 fn the_format_of_an_image_is_never_guessed() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let at = folder.path();
+    let directory = tempfile::tempdir().expect("a directory");
+    let at = directory.path();
     qemu_img(at, &["create", "-qf", "qcow2", "base", "8M"]);
     qemu_img(at, &["create", "-qf", "qcow2", "-b", "base", "-F", "qcow2", "top", "8M"]);
     std::fs::write(at.join("raw"), vec![0; 1 << 20]).expect("a file");
@@ -51,8 +51,8 @@ fn the_format_of_an_image_is_never_guessed() {
 
 #[test]
 fn a_guest_writes_to_an_overlay_and_qemu_reads_it() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let at = folder.path();
+    let directory = tempfile::tempdir().expect("a directory");
+    let at = directory.path();
     std::fs::write(at.join("base"), vec![0x5a; 8 << 20]).expect("a base");
     qemu_img(at, &["create", "-qf", "qcow2", "-b", "base", "-F", "raw", "top", "8M"]);
     let socket = at.join("disk.sock");
@@ -103,8 +103,8 @@ fn leak(image: &Path) {
 
 #[test]
 fn a_start_after_a_kill_frees_leaked_clusters_and_one_after_a_stop_does_not_look() {
-    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a folder");
-    let at = folder.path();
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
+    let at = directory.path();
     qemu_img(at, &["create", "-qf", "qcow2", "-o", "cluster_size=4k", "image", "8M"]);
     let (image, socket) = (at.join("image"), at.join("s"));
     let serve = || {
@@ -137,8 +137,8 @@ fn a_start_after_a_kill_frees_leaked_clusters_and_one_after_a_stop_does_not_look
 
 #[test]
 fn a_created_image_is_sound_and_is_served() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let at = folder.path();
+    let directory = tempfile::tempdir().expect("a directory");
+    let at = directory.path();
     std::fs::write(at.join("base"), vec![0x5a; 8 << 20]).expect("a base");
     let cases: [&[&str]; 5] = [
         &["8M"],
@@ -173,8 +173,8 @@ fn a_created_image_is_sound_and_is_served() {
 
 #[test]
 fn a_wrong_qcow2_image_is_not_created() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let at = folder.path();
+    let directory = tempfile::tempdir().expect("a directory");
+    let at = directory.path();
     std::fs::write(at.join("base"), "precious").expect("a file");
     let backing = &["--backing", "base", "--backing-format", "raw"];
     let cases: [(&[&str], i32, &str); 8] = [
@@ -203,6 +203,6 @@ fn a_wrong_qcow2_image_is_not_created() {
     one_line(&finish(program().current_dir(at).args(full).args(backing)), 2);
     let raw = finish(program().current_dir(at).args(["create", "new", "8M"]).args(backing));
     one_line(&raw, 2);
-    assert_eq!(std::fs::read_dir(at).expect("the folder").count(), 1);
+    assert_eq!(std::fs::read_dir(at).expect("the directory").count(), 1);
     assert_eq!(std::fs::read(at.join("base")).expect("the file"), b"precious");
 }

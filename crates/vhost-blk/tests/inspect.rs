@@ -14,14 +14,14 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::process::{Command, Output};
 
-fn qemu_img(folder: &Path, args: &[&str]) {
-    let ran = Command::new("qemu-img").current_dir(folder).args(args).output();
+fn qemu_img(directory: &Path, args: &[&str]) {
+    let ran = Command::new("qemu-img").current_dir(directory).args(args).output();
     let ran = ran.expect("qemu-img runs; scripts/setup.sh installs it");
     assert!(ran.status.success(), "qemu-img {args:?}: {ran:?}");
 }
 
-fn tool(folder: &Path, args: &[&str]) -> Output {
-    finish(program().current_dir(folder).args(args))
+fn tool(directory: &Path, args: &[&str]) -> Output {
+    finish(program().current_dir(directory).args(args))
 }
 
 #[track_caller]
@@ -30,8 +30,8 @@ fn json(output: &Output) -> Value {
 }
 
 #[track_caller]
-fn info(folder: &Path, image: &str) -> Value {
-    let output = tool(folder, &["info", "--json", image]);
+fn info(directory: &Path, image: &str) -> Value {
+    let output = tool(directory, &["info", "--json", image]);
     assert!(output.status.success(), "{output:?}");
     json(&output)
 }
@@ -277,9 +277,9 @@ fn a_file_without_an_image_is_an_error() {
 }
 
 /// An image with 3 leaked clusters.
-fn leaking(folder: &Path) {
-    qemu_img(folder, &["create", "-qf", "qcow2", "leaks", "8M"]);
-    let image = File::options().read(true).write(true).open(folder.join("leaks")).unwrap();
+fn leaking(directory: &Path) {
+    qemu_img(directory, &["create", "-qf", "qcow2", "leaks", "8M"]);
+    let image = File::options().read(true).write(true).open(directory.join("leaks")).unwrap();
     let clusters = image.metadata().unwrap().len().div_ceil(65536);
     image.set_len((clusters + 3) * 65536).unwrap();
     for cluster in clusters..clusters + 3 {

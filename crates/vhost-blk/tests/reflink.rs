@@ -21,21 +21,21 @@ fn mounts(place: &Place) -> [Mount; 2] {
     [Mount::xfs(place.dir.path(), 384), Mount::btrfs(place.dir.path(), 512)]
 }
 
-fn convert(folder: &Path, words: &str) -> Output {
-    finish(program().current_dir(folder).arg("convert").args(words.split_whitespace()))
+fn convert(directory: &Path, words: &str) -> Output {
+    finish(program().current_dir(directory).arg("convert").args(words.split_whitespace()))
 }
 
 /// The line of a conversion that succeeds.
 #[track_caller]
-fn told(folder: &Path, words: &str) -> String {
-    let ran = convert(folder, words);
+fn told(directory: &Path, words: &str) -> String {
+    let ran = convert(directory, words);
     assert!(ran.status.success() && ran.stderr.is_empty(), "{words}: {ran:?}");
     stdout(&ran)
 }
 
 /// A sparse image with data in each piece, `source`.
-fn source(folder: &Path) -> File {
-    let file = File::create_new(folder.join("source")).unwrap();
+fn source(directory: &Path) -> File {
+    let file = File::create_new(directory.join("source")).unwrap();
     file.set_len(BYTES).unwrap();
     for (at, byte) in [(0, 1), (100 * MIB, 2), (256 * MIB - 5000, 3), (BYTES - 5000, 4)] {
         file.write_all_at(&[byte; 5000], at).unwrap();
@@ -44,10 +44,13 @@ fn source(folder: &Path) -> File {
 }
 
 /// A qcow2 image of the content of `source`, and others that no image shares its space with.
-fn qcow2_images(folder: &Path) {
+fn qcow2_images(directory: &Path) {
     let qemu = |words: &str| {
-        run(&[&["env", "-C", folder.to_str().unwrap()], &words.split(' ').collect::<Vec<_>>()[..]]
-            .concat())
+        run(&[
+            &["env", "-C", directory.to_str().unwrap()],
+            &words.split(' ').collect::<Vec<_>>()[..],
+        ]
+        .concat())
     };
     qemu("qemu-img convert -f raw -O qcow2 source plain");
     qemu("qemu-img convert -f raw -O qcow2 -o cluster_size=4k source small");
@@ -60,8 +63,8 @@ fn qcow2_images(folder: &Path) {
 }
 
 #[track_caller]
-fn assert_same(folder: &Path, a: &str, b: &str) {
-    let [a, b] = [a, b].map(|name| folder.join(name).display().to_string());
+fn assert_same(directory: &Path, a: &str, b: &str) {
+    let [a, b] = [a, b].map(|name| directory.join(name).display().to_string());
     run(&["cmp", &a, &b]);
 }
 
@@ -72,21 +75,21 @@ fn a_raw_image_shares_its_space_until_one_of_both_is_written() {
     }
     let place = Place::new();
     for mount in mounts(&place) {
-        let folder = mount.place.path();
-        let file = source(folder);
+        let directory = mount.place.path();
+        let file = source(directory);
         for reflink in ["--reflink auto", "--reflink always"] {
-            let line = told(folder, &format!("{reflink} source new"));
+            let line = told(directory, &format!("{reflink} source new"));
             assert_eq!(line, "new shares its space with source\n");
-            assert_same(folder, "source", "new");
-            assert_eq!(sharing_of(&folder.join("new")), Sharing::All);
-            fs::remove_file(folder.join("new")).unwrap();
+            assert_same(directory, "source", "new");
+            assert_eq!(sharing_of(&directory.join("new")), Sharing::All);
+            fs::remove_file(directory.join("new")).unwrap();
         }
-        assert_eq!(told(folder, "--reflink never source own"), "");
-        assert_same(folder, "source", "own");
-        assert_eq!(sharing_of(&folder.join("source")), Sharing::None);
-        told(folder, "--reflink auto source new");
+        assert_eq!(told(directory, "--reflink never source own"), "");
+        assert_same(directory, "source", "own");
+        assert_eq!(sharing_of(&directory.join("source")), Sharing::None);
+        told(directory, "--reflink auto source new");
         file.write_all_at(&[9; 5000], 100 * MIB).unwrap();
-        assert_same(folder, "own", "new");
+        assert_same(directory, "own", "new");
         let mut changed = [0; 5000];
         file.read_exact_at(&mut changed, 100 * MIB).unwrap();
         assert_eq!(changed, [9; 5000]);
@@ -100,21 +103,21 @@ fn a_clone_replaces_an_image_and_keeps_its_mode_and_owner() {
     }
     let place = Place::new();
     let mount = Mount::btrfs(place.dir.path(), 512);
-    let folder = mount.place.path();
-    source(folder);
-    fs::write(folder.join("old"), "precious").unwrap();
-    fs::set_permissions(folder.join("old"), Permissions::from_mode(0o640)).unwrap();
-    std::os::unix::fs::chown(folder.join("old"), Some(7), Some(8)).unwrap();
-    let line = one_line(&convert(folder, "source old"), 1);
+    let directory = mount.place.path();
+    source(directory);
+    fs::write(directory.join("old"), "precious").unwrap();
+    fs::set_permissions(directory.join("old"), Permissions::from_mode(0o640)).unwrap();
+    std::os::unix::fs::chown(directory.join("old"), Some(7), Some(8)).unwrap();
+    let line = one_line(&convert(directory, "source old"), 1);
     assert!(line.contains("exists already"), "{line}");
-    told(folder, "--overwrite --reflink always source old");
-    let old = fs::metadata(folder.join("old")).unwrap();
+    told(directory, "--overwrite --reflink always source old");
+    let old = fs::metadata(directory.join("old")).unwrap();
     assert_eq!((old.mode() & 0o777, old.uid(), old.gid()), (0o640, 7, 8));
-    told(folder, "--reflink always source new");
-    told(folder, "--reflink never source own");
-    let [new, own] = ["new", "own"].map(|name| fs::metadata(folder.join(name)).unwrap());
+    told(directory, "--reflink always source new");
+    told(directory, "--reflink never source own");
+    let [new, own] = ["new", "own"].map(|name| fs::metadata(directory.join(name)).unwrap());
     assert_eq!((new.mode(), new.uid()), (own.mode(), own.uid()));
-    assert_same(folder, "source", "old");
+    assert_same(directory, "source", "old");
 }
 
 #[test]
@@ -124,15 +127,16 @@ fn a_qcow2_image_shares_its_space_if_the_new_one_would_be_the_same() {
     }
     let place = Place::new();
     for mount in mounts(&place) {
-        let folder = mount.place.path();
-        source(folder);
-        qcow2_images(folder);
+        let directory = mount.place.path();
+        source(directory);
+        qcow2_images(directory);
         for words in ["plain new", "--cluster-size 4K small new"] {
-            let line = told(folder, &format!("-f qcow2 -O qcow2 --reflink always {words}"));
+            let line = told(directory, &format!("-f qcow2 -O qcow2 --reflink always {words}"));
             assert!(line.starts_with("new shares its space with "), "{line}");
-            let new = folder.join("new");
+            let new = directory.join("new");
             assert_eq!(sharing_of(&new), Sharing::All);
-            let [source, new] = [folder.join("source"), new].map(|path| path.display().to_string());
+            let [source, new] =
+                [directory.join("source"), new].map(|path| path.display().to_string());
             run(&["qemu-img", "check", "-qf", "qcow2", &new]);
             run(&["qemu-img", "compare", "-f", "raw", "-F", "qcow2", &source, &new]);
             fs::remove_file(new).unwrap();
@@ -142,16 +146,16 @@ fn a_qcow2_image_shares_its_space_if_the_new_one_would_be_the_same() {
 
 /// Converts to `new`: `--reflink always` is refused with `why` and leaves no file, and `--reflink auto` copies.
 #[track_caller]
-fn copied_and_never_cloned(folder: &Path, words: &str, new: &Path, why: &str) {
-    let own = folder.join(new);
+fn copied_and_never_cloned(directory: &Path, words: &str, new: &Path, why: &str) {
+    let own = directory.join(new);
     let count = || fs::read_dir(own.parent().unwrap()).unwrap().count();
     let (files, words) = (count(), format!("{words} {}", new.display()));
-    let line = one_line(&convert(folder, &format!("--reflink always {words}")), 1);
+    let line = one_line(&convert(directory, &format!("--reflink always {words}")), 1);
     assert!(line.contains("cannot share the space") && line.contains(why), "{words}: {line}");
     assert!(line.contains("; give --reflink auto"), "{line}");
     assert!(!own.exists(), "{words}");
     assert_eq!(count(), files, "{words}");
-    let line = told(folder, &format!("--reflink auto {words}"));
+    let line = told(directory, &format!("--reflink auto {words}"));
     let copied = format!("{} has space of its own: ", new.display());
     assert!(line.starts_with(&copied) && line.contains(why), "{line}");
 }
@@ -164,10 +168,10 @@ fn an_image_that_has_to_change_is_copied_and_always_is_refused() {
     }
     let place = Place::new();
     let mount = Mount::xfs(place.dir.path(), 1024);
-    let folder = mount.place.path();
-    source(folder);
-    qcow2_images(folder);
-    let own = folder.join("new");
+    let directory = mount.place.path();
+    source(directory);
+    qcow2_images(directory);
+    let own = directory.join("new");
     for (words, why) in [
         ("-O qcow2 source", "the formats differ"),
         ("-f qcow2 plain", "the formats differ"),
@@ -179,7 +183,7 @@ fn an_image_that_has_to_change_is_copied_and_always_is_refused() {
         ("-f qcow2 -O qcow2 snapshots", "internal snapshots"),
         ("-f qcow2 -O qcow2 bitmaps", "dirty bitmaps"),
     ] {
-        copied_and_never_cloned(folder, words, Path::new("new"), why);
+        copied_and_never_cloned(directory, words, Path::new("new"), why);
         assert_eq!(sharing_of(&own), Sharing::None, "{words}");
         fs::remove_file(&own).unwrap();
     }
@@ -192,22 +196,22 @@ fn a_file_system_that_cannot_share_is_a_reason_for_a_copy() {
     }
     let place = Place::new();
     let (ext4, xfs) = (Mount::ext4(place.dir.path(), 400), Mount::xfs(place.dir.path(), 384));
-    let (folder, other) = (ext4.place.path(), xfs.place.path());
-    source(folder);
-    let device = LoopDevice::new(&folder.join("source"));
+    let (directory, other) = (ext4.place.path(), xfs.place.path());
+    source(directory);
+    let device = LoopDevice::new(&directory.join("source"));
     let far = other.join("new");
-    let near = folder.join("new");
+    let near = directory.join("new");
     for (from, to, why) in [
         ("source", &near, "shares no space between files"),
         ("source", &far, "on different file systems"),
         (device.path.to_str().unwrap(), &far, "a block device"),
     ] {
         assert_eq!(fs::read_dir(other).unwrap().count(), 0);
-        copied_and_never_cloned(folder, from, to, why);
+        copied_and_never_cloned(directory, from, to, why);
         // A device has whole sectors.
         let bytes = if from == "source" { BYTES } else { BYTES / 512 * 512 };
         assert_eq!(fs::metadata(to).unwrap().len(), bytes);
-        let (bytes, from) = (bytes.to_string(), folder.join("source"));
+        let (bytes, from) = (bytes.to_string(), directory.join("source"));
         run(&["cmp", "-n", &bytes, from.to_str().unwrap(), to.to_str().unwrap()]);
         fs::remove_file(to).unwrap();
     }
@@ -221,22 +225,22 @@ fn an_image_without_copy_on_write_has_a_clone_of_its_kind() {
     }
     let place = Place::new();
     let mount = Mount::btrfs(place.dir.path(), 512);
-    let folder = mount.place.path();
-    let path = |name: &str| folder.join(name).display().to_string();
-    fs::write(folder.join("nocow"), "").unwrap();
+    let directory = mount.place.path();
+    let path = |name: &str| directory.join(name).display().to_string();
+    fs::write(directory.join("nocow"), "").unwrap();
     run(&["chattr", "+C", &path("nocow")]);
-    source(folder);
-    fs::write(folder.join("nocow"), vec![5; 1 << 20]).unwrap();
-    told(folder, "--reflink always nocow new");
-    assert_eq!(sharing_of(&folder.join("new")), Sharing::All);
+    source(directory);
+    fs::write(directory.join("nocow"), vec![5; 1 << 20]).unwrap();
+    told(directory, "--reflink always nocow new");
+    assert_eq!(sharing_of(&directory.join("new")), Sharing::All);
     assert!(run(&["lsattr", &path("new")]).split(' ').next().unwrap().contains('C'));
-    // The other way around, the folder says that its files are not to be copied on write.
-    fs::create_dir(folder.join("sub")).unwrap();
+    // The other way around, the directory says that its files are not to be copied on write.
+    fs::create_dir(directory.join("sub")).unwrap();
     run(&["chattr", "+C", &path("sub")]);
-    let line = one_line(&convert(folder, "--reflink always source sub/new"), 1);
+    let line = one_line(&convert(directory, "--reflink always source sub/new"), 1);
     assert!(line.contains("refuses it for these two files: Invalid argument"), "{line}");
-    assert!(told(folder, "--reflink auto source sub/new").contains("has space of its own"));
-    assert_same(folder, "source", "sub/new");
+    assert!(told(directory, "--reflink auto source sub/new").contains("has space of its own"));
+    assert_same(directory, "source", "sub/new");
 }
 
 /// The clone of a huge hole is many calls.
@@ -247,17 +251,17 @@ fn a_signal_ends_the_clone_and_leaves_nothing() {
     }
     let place = Place::new();
     let mount = Mount::xfs(place.dir.path(), 384);
-    let folder = mount.place.path();
-    File::create(folder.join("huge")).unwrap().set_len(4 << 50).unwrap();
+    let directory = mount.place.path();
+    File::create(directory.join("huge")).unwrap().set_len(4 << 50).unwrap();
     let mut command = program();
-    let mut running = Daemon::spawn(command.current_dir(folder).args([
+    let mut running = Daemon::spawn(command.current_dir(directory).args([
         "convert",
         "--reflink",
         "always",
         "huge",
         "new",
     ]));
-    let count = || fs::read_dir(folder).unwrap().count();
+    let count = || fs::read_dir(directory).unwrap().count();
     place.wait_until("the clone begins", || count() == 2);
     running.signal(libc::SIGINT);
     assert_eq!(running.wait().code(), Some(1));

@@ -192,13 +192,16 @@ fn a_file_in_the_sockets_place_is_refused_and_kept() {
 }
 
 #[test]
-fn a_socket_in_a_folder_that_is_not_there_is_refused() {
+fn a_socket_in_a_directory_that_is_not_there_is_refused() {
     let place = Place::new();
     let mut command = null_disk();
     command.arg("--socket-path").arg(place.path("none/disk.sock"));
     let line = one_line(&finish(&mut command), 1);
-    let folder = place.path("none");
-    assert!(line.contains(&format!("there is no folder {}; make it", folder.display())), "{line}");
+    let directory = place.path("none");
+    assert!(
+        line.contains(&format!("there is no directory {}; make it", directory.display())),
+        "{line}"
+    );
 }
 
 #[test]

@@ -21,15 +21,15 @@ const SECTORS: u64 = MIB / 512;
 
 /// A daemon for `disk` on the io_uring plane, and a guest on it.
 fn served(disk: &Path, options: &[&str]) -> (tempfile::TempDir, Daemon, Device) {
-    let folder = tempfile::tempdir().unwrap();
-    let socket = folder.path().join("disk.sock");
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("disk.sock");
     let mut command = program();
     command.args(["serve", "--data-plane", "uring", "--num-queues", "1", "--blk-file"]);
     command.arg(disk).arg("--socket-path").arg(&socket).args(options);
     let daemon = Daemon::start(&mut command, &socket);
     let options = Options { limit: Duration::from_secs(60), ..Options::default() };
     let guest = Device::connect(&socket, &options).unwrap();
-    (folder, daemon, guest)
+    (directory, daemon, guest)
 }
 
 fn is_ioerr(result: Result<(), Error>) -> bool {
@@ -53,7 +53,7 @@ fn full_and_free_again(mount: &Mount, format: &str, direct: &str) {
     let (image, filler) = (mount.path("image"), mount.path("filler"));
     run(&["qemu-img", "create", "-qf", format, image.to_str().unwrap(), "256M"]);
     std::fs::write(&filler, vec![1; 8 << 20]).unwrap();
-    let (_folder, mut daemon, mut guest) =
+    let (_directory, mut daemon, mut guest) =
         served(&image, &["--format", format, "--direct", direct]);
     let data = vec![7; MIB as usize];
     let mut at = 0;
@@ -95,17 +95,17 @@ fn a_sparse_image_on_a_full_tmpfs_refuses_writes_until_there_is_room() {
 #[test]
 fn a_qcow2_image_on_a_full_file_system_refuses_writes_until_there_is_room() {
     if !may_not_mount() {
-        let folder = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         full_and_free_again(&Mount::tmpfs(24), "qcow2", "off");
-        full_and_free_again(&Mount::ext4(folder.path(), 48), "qcow2", "on");
+        full_and_free_again(&Mount::ext4(directory.path(), 48), "qcow2", "on");
     }
 }
 
 #[test]
 fn a_sparse_image_on_a_full_ext4_refuses_writes_until_there_is_room() {
     if !may_not_mount() {
-        let folder = tempfile::tempdir().unwrap();
-        full_and_free_again(&Mount::ext4(folder.path(), 48), "raw", "on");
+        let directory = tempfile::tempdir().unwrap();
+        full_and_free_again(&Mount::ext4(directory.path(), 48), "raw", "on");
     }
 }
 
@@ -123,7 +123,7 @@ fn after_an_fsync_that_failed_every_flush_fails() {
     let control = below.path("control.sock");
     let control_path = control.to_str().unwrap();
     let options = ["--direct", "off", "--control-path", control_path];
-    let (_folder, mut daemon, mut guest) = served(&disk.path, &options);
+    let (_directory, mut daemon, mut guest) = served(&disk.path, &options);
     guest.write(0, &vec![1; 4096]).unwrap();
     guest.flush().unwrap();
     for n in 0..16 {
@@ -148,10 +148,10 @@ fn after_an_fsync_that_failed_every_flush_fails() {
 #[test]
 fn an_image_truncated_under_the_daemon_loses_that_part_and_nothing_else() {
     for direct in ["on", "off"] {
-        let folder = tempfile::tempdir_in("/dev/shm").unwrap();
-        let image = folder.path().join("image");
+        let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+        let image = directory.path().join("image");
         File::create(&image).unwrap().set_len(4 * MIB).unwrap();
-        let (_folder, mut daemon, mut guest) = served(&image, &["--direct", direct]);
+        let (_directory, mut daemon, mut guest) = served(&image, &["--direct", direct]);
         for n in 0..4 {
             guest.write(n * SECTORS, &vec![n as u8 + 1; MIB as usize]).unwrap();
         }
@@ -180,7 +180,7 @@ fn an_image_truncated_under_the_daemon_loses_that_part_and_nothing_else() {
 fn is_right_everywhere(disk: &Path, bytes: u64) {
     let places = [0, 2 * TIB - 4096, 2 * TIB, 16 * TIB - 4096, 16 * TIB, bytes - 4096];
     let places: Vec<u64> = places.into_iter().filter(|at| at + 4096 <= bytes).collect();
-    let (_folder, daemon, mut guest) = served(disk, &[]);
+    let (_directory, daemon, mut guest) = served(disk, &[]);
     assert_eq!(guest.capacity_sectors().unwrap(), bytes / 512);
     for (n, at) in (1..).zip(&places) {
         guest.write(at / 512, &[n; 4096]).unwrap();
@@ -201,8 +201,8 @@ fn is_right_everywhere(disk: &Path, bytes: u64) {
 #[test]
 fn images_of_3_and_17_tib_are_right_to_their_last_byte() {
     for bytes in [3 * TIB, 17 * TIB] {
-        let folder = tempfile::tempdir_in("/dev/shm").unwrap();
-        let image = folder.path().join("image");
+        let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+        let image = directory.path().join("image");
         File::create(&image).unwrap().set_len(bytes).unwrap();
         is_right_everywhere(&image, bytes);
     }
@@ -214,8 +214,8 @@ fn block_devices_of_3_and_17_tib_are_right_to_their_last_byte() {
         return;
     }
     for bytes in [3 * TIB, 17 * TIB] {
-        let folder = tempfile::tempdir_in("/dev/shm").unwrap();
-        let file = folder.path().join("disk");
+        let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+        let file = directory.path().join("disk");
         File::create(&file).unwrap().set_len(bytes).unwrap();
         is_right_everywhere(&LoopDevice::new(&file).path, bytes);
     }
@@ -227,13 +227,13 @@ fn a_mounted_block_device_is_not_served_for_writing() {
     if may_not_mount() {
         return;
     }
-    let folder = tempfile::tempdir().unwrap();
-    let image = folder.path().join("image");
+    let directory = tempfile::tempdir().unwrap();
+    let image = directory.path().join("image");
     File::create(&image).unwrap().set_len(16 * MIB).unwrap();
     run(&["mkfs.ext4", "-q", "-F", image.to_str().unwrap()]);
     let disk = LoopDevice::new(&image);
     let mount = Mount::of(&disk.path);
-    let socket = folder.path().join("disk.sock");
+    let socket = directory.path().join("disk.sock");
     let mut command = program();
     command.args(["serve", "--data-plane", "uring", "--blk-file"]).arg(&disk.path);
     let output = command.arg("--socket-path").arg(&socket).output().unwrap();

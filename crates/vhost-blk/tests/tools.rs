@@ -56,10 +56,10 @@ fn doctor_fails_for_a_missing_image() {
     let text = text(&output);
     assert!(line_of(&text, "image").starts_with("fail"), "{text}");
     assert!(line_of(&text, "image").contains("vhost-blk create"), "{text}");
-    // A folder, too, is no image that could be locked.
-    let of_folder = finish(doctor(&place).arg("--blk-file").arg(place.dir.path()));
-    assert_eq!(of_folder.status.code(), Some(1));
-    for text in [text, self::text(&of_folder)] {
+    // A directory, too, is no image that could be locked.
+    let of_directory = finish(doctor(&place).arg("--blk-file").arg(place.dir.path()));
+    assert_eq!(of_directory.status.code(), Some(1));
+    for text in [text, self::text(&of_directory)] {
         let checks = text.lines().filter_map(|line| line.split_whitespace().nth(1));
         assert!(checks.into_iter().all(|it| !["o_direct", "lock"].contains(&it)), "{text}");
     }

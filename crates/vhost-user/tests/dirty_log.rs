@@ -58,7 +58,7 @@ fn settle(device: &mut Device) -> BTreeSet<u64> {
 #[test]
 fn the_log_holds_exactly_the_pages_that_the_device_wrote() {
     for options in both_rings() {
-        let (disk, _folder) = file(TMPFS, FileOptions::default());
+        let (disk, _directory) = file(TMPFS, FileOptions::default());
         let daemon = Daemon::of(disk);
         let mut device = daemon.connect(&options);
         let log = device.start_log().unwrap();

@@ -28,17 +28,17 @@ struct Rig {
     daemon: Daemon,
     trouble: Trouble,
     options: Options,
-    _folder: tempfile::TempDir,
+    _directory: tempfile::TempDir,
 }
 
 impl Rig {
     fn new(on_error: ErrorPolicy, by_event: bool, options: Options) -> Rig {
-        let (disk, folder) = file(TMPFS, FileOptions::default());
+        let (disk, directory) = file(TMPFS, FileOptions::default());
         let (disk, trouble) = Broken::new(Arc::new(disk), by_event);
         let setup = Setup { queues: QUEUES, threads: 2, on_error, ..Setup::default() };
         let options = Options { num_queues: QUEUES, ..options };
         let daemon = Daemon::start(Arc::new(disk), &setup);
-        Rig { daemon, trouble, options, _folder: folder }
+        Rig { daemon, trouble, options, _directory: directory }
     }
 
     fn guest(&self) -> Device {

@@ -22,7 +22,7 @@ struct Holdings {
 
 impl Holdings {
     fn count() -> Self {
-        let entries = |folder| fs::read_dir(folder).expect("/proc is mounted").count();
+        let entries = |directory| fs::read_dir(directory).expect("/proc is mounted").count();
         let status = fs::read_to_string("/proc/self/status").expect("/proc is mounted");
         let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
         let kib = resident.and_then(|text| text.split_whitespace().next()?.parse().ok());
@@ -82,7 +82,7 @@ fn connect_and_leave(daemon: &Daemon, round: usize) {
 
 #[test]
 fn two_hundred_reconnections_leave_no_descriptor_thread_mapping_or_memory_behind() {
-    let (disk, _folder) = file(TMPFS, FileOptions::default());
+    let (disk, _directory) = file(TMPFS, FileOptions::default());
     let setup = Setup { queues: 2, threads: 2, pin_memory: true, ..Setup::default() };
     let daemon = Daemon::start(Arc::new(disk), &setup);
     // Buffers that are kept have reached their final size by then.

@@ -133,7 +133,7 @@ fn virtio_driver_moves_data_through_split_rings() {
 
 #[test]
 fn virtio_driver_moves_data_to_a_direct_file() {
-    let (disk, _folder) = file(TMPFS, FileOptions::default());
+    let (disk, _directory) = file(TMPFS, FileOptions::default());
     let daemon = two_queues(Arc::new(disk));
     VirtioDriver::connect(daemon.socket(), VirtioFeatureFlags::RING_EVENT_IDX, 2).verify();
 }
@@ -144,8 +144,8 @@ const PACKED_START: u32 = 0x8000_8000;
 
 /// Stands between `virtio-driver` and the daemon: that driver says 0 as the base of a packed ring,
 /// which means wrap counters of 0, but starts with wrap counters of 1 as the specification has it.
-fn mending_socket(daemon: &Path, folder: &Path) -> std::path::PathBuf {
-    let socket = folder.join("mended");
+fn mending_socket(daemon: &Path, directory: &Path) -> std::path::PathBuf {
+    let socket = directory.join("mended");
     let listener = UnixListener::bind(&socket).unwrap();
     let daemon = daemon.to_owned();
     std::thread::spawn(move || {
@@ -181,8 +181,8 @@ fn pass(from: UnixStream, to: UnixStream, mend: impl Fn(u32, &mut [u8])) {
 #[test]
 fn virtio_driver_moves_data_through_packed_rings() {
     let daemon = two_queues(Arc::new(mem()));
-    let folder = tempfile::tempdir().unwrap();
-    let socket = mending_socket(daemon.socket(), folder.path());
+    let directory = tempfile::tempdir().unwrap();
+    let socket = mending_socket(daemon.socket(), directory.path());
     for features in split_features() {
         let features = features | VirtioFeatureFlags::RING_PACKED;
         VirtioDriver::connect(&socket, features, 2).verify();
@@ -192,7 +192,7 @@ fn virtio_driver_moves_data_through_packed_rings() {
 
 #[test]
 fn blkio_moves_data_and_finds_the_capacity() {
-    let (disk, _folder) = file(TMPFS, FileOptions::default());
+    let (disk, _directory) = file(TMPFS, FileOptions::default());
     let daemon = two_queues(Arc::new(disk));
     let mut blkio = blkio::Blkio::new("virtio-blk-vhost-user").unwrap();
     blkio.set_str("path", daemon.socket().to_str().unwrap()).unwrap();

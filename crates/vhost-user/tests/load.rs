@@ -52,20 +52,20 @@ fn two_queues_on_two_threads_keep_every_byte_in_memory() {
 
 #[test]
 fn two_queues_on_two_threads_keep_every_byte_in_a_direct_file() {
-    let (disk, _folder) = file(TMPFS, FileOptions::default());
+    let (disk, _directory) = file(TMPFS, FileOptions::default());
     verified(Arc::new(disk), 2, Setup::default());
 }
 
 #[test]
 fn two_queues_on_two_threads_keep_every_byte_in_pinned_memory() {
-    let (disk, _folder) = file(DISK, FileOptions::default());
+    let (disk, _directory) = file(DISK, FileOptions::default());
     let setup = Setup { pin_memory: true, poll_max: Duration::ZERO, ..Setup::default() };
     verified(Arc::new(disk), 2, setup);
 }
 
 #[test]
 fn two_queues_on_two_threads_keep_every_byte_in_a_cached_file() {
-    let (disk, _folder) = file(DISK, FileOptions { direct: false, ..FileOptions::default() });
+    let (disk, _directory) = file(DISK, FileOptions { direct: false, ..FileOptions::default() });
     verified(Arc::new(disk), 2, Setup::default());
 }
 

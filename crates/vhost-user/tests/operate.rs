@@ -131,7 +131,7 @@ fn a_pause_outlives_connections_and_changes_of_the_queues() {
 #[test]
 fn a_disk_grows_under_load_and_the_front_end_is_told() {
     for place in [DISK, common::TMPFS] {
-        let (disk, _folder) = file(place, FileOptions::default());
+        let (disk, _directory) = file(place, FileOptions::default());
         let daemon = Daemon::start(Arc::new(disk), &setup());
         let mut device = daemon.connect(&options());
         assert_eq!(capacity_read(&mut device), DISK_BYTES);
@@ -157,7 +157,7 @@ fn a_disk_grows_under_load_and_the_front_end_is_told() {
 
 #[test]
 fn requests_reach_the_new_end_and_not_beyond() {
-    let (disk, _folder) = file(DISK, FileOptions::default());
+    let (disk, _directory) = file(DISK, FileOptions::default());
     let daemon = Daemon::start(Arc::new(disk), &setup());
     let mut device = daemon.connect(&options());
     let beyond = Request::write(DISK_BYTES / 512, &[3; 4096]);
@@ -173,7 +173,7 @@ fn requests_reach_the_new_end_and_not_beyond() {
 
 #[test]
 fn a_front_end_that_starts_its_queues_after_the_growth_is_told_then() {
-    let (disk, _folder) = file(DISK, FileOptions::default());
+    let (disk, _directory) = file(DISK, FileOptions::default());
     let daemon = Daemon::start(Arc::new(disk), &setup());
     let options = Options { setup: driver::QueueSetup::Untouched, ..options() };
     let mut device = daemon.connect(&options);
@@ -189,7 +189,7 @@ fn a_front_end_that_starts_its_queues_after_the_growth_is_told_then() {
 
 #[test]
 fn a_paused_device_grows_and_the_front_end_is_told_after_the_resume() {
-    let (disk, _folder) = file(DISK, FileOptions::default());
+    let (disk, _directory) = file(DISK, FileOptions::default());
     let daemon = Daemon::start(Arc::new(disk), &setup());
     let mut device = daemon.connect(&options());
     capacity_read(&mut device);
@@ -226,7 +226,7 @@ fn write_through_holds_at_once_and_the_front_end_is_told_and_write_back_is_refus
 fn changes_are_told_once_and_commands_without_effect_are_not() {
     let (notices, told) = std::sync::mpsc::channel();
     let setup = Setup { notices: Some(notices), ..setup() };
-    let (disk, _folder) = file(DISK, FileOptions::default());
+    let (disk, _directory) = file(DISK, FileOptions::default());
     let daemon = Daemon::start(Arc::new(disk), &setup);
     let _device = daemon.connect(&options());
     let limits = Limits { iops: NonZeroU64::new(5), ..Limits::NONE };
@@ -250,7 +250,7 @@ fn changes_are_told_once_and_commands_without_effect_are_not() {
 
 #[test]
 fn a_channel_that_nobody_reads_delays_no_growth() {
-    let (disk, _folder) = file(DISK, FileOptions::default());
+    let (disk, _directory) = file(DISK, FileOptions::default());
     let daemon = Daemon::start(Arc::new(disk), &setup());
     let mut device = daemon.connect(&options());
     let (unread, given) = UnixStream::pair().unwrap();
@@ -313,7 +313,7 @@ impl Disk for Closed {
 
 #[test]
 fn without_descriptors_the_guest_keeps_the_old_size_and_a_repetition_succeeds() {
-    let (disk, _folder) = file(DISK, FileOptions::default());
+    let (disk, _directory) = file(DISK, FileOptions::default());
     let disk = Arc::new(Closed { disk, closed: false.into() });
     let daemon = Daemon::start(disk.clone(), &setup());
     let mut device = daemon.connect(&options());

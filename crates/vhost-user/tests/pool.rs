@@ -138,12 +138,12 @@ fn a_ring_fault_of_one_disk_stops_no_queue_of_another() {
 fn disks_come_and_go_while_another_one_is_under_load() {
     let setup = Setup { threads: 2, queues: 2, pin_memory: true, ..Setup::default() };
     let pool = pool(&setup);
-    let (disk, _folder) = file(DISK, FileOptions::default());
+    let (disk, _directory) = file(DISK, FileOptions::default());
     let daemon = Daemon::in_pool(Arc::new(disk), &setup, &pool);
     let two = Options { num_queues: 2, ..Options::default() };
     let (done, _) = under_load(daemon.connect(&two), 2, |loaded| {
         for round in 0..10 {
-            let (disk, _folder) = file(DISK, FileOptions::default());
+            let (disk, _directory) = file(DISK, FileOptions::default());
             let other = Daemon::in_pool(Arc::new(disk), &setup, &pool);
             works(&mut other.connect(&two), round);
             loaded.wait_for_progress(5);
@@ -171,8 +171,8 @@ fn a_removed_disk_leaves_no_open_file_behind() {
     let setup = Setup { threads: 2, ..Setup::default() };
     let pool = pool(&setup);
     let _other = Daemon::in_pool(mem_disk(), &setup, &pool);
-    let (disk, folder) = file(DISK, FileOptions::default());
-    let image = folder.path().join("image.raw");
+    let (disk, directory) = file(DISK, FileOptions::default());
+    let image = directory.path().join("image.raw");
     let lease = || {
         // A write lease is granted only while no other open file of the image exists anywhere.
         let file = std::fs::OpenOptions::new().read(true).write(true).open(&image).unwrap();

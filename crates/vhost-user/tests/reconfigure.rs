@@ -31,7 +31,7 @@ fn two_threads() -> Setup {
 /// rings.
 fn again_and_again(setup: &Setup, options: &Options, mut act: impl FnMut(&mut Loaded, usize)) {
     for packed in layouts() {
-        let (disk, _folder) = file(TMPFS, FileOptions::default());
+        let (disk, _directory) = file(TMPFS, FileOptions::default());
         let daemon = Daemon::start(Arc::new(disk), setup);
         let options = Options { packed, num_queues: QUEUES, ..options.clone() };
         let device = daemon.connect(&options);
@@ -400,7 +400,7 @@ fn a_front_end_killed_with_requests_in_flight_is_drained_and_followed_by_the_nex
 
 #[test]
 fn a_front_end_killed_under_load_is_followed_by_the_next() {
-    let (disk, _folder) = file(TMPFS, FileOptions::default());
+    let (disk, _directory) = file(TMPFS, FileOptions::default());
     let daemon = Daemon::start(Arc::new(disk), &two_threads());
     for options in both_rings() {
         for round in 0..5 {

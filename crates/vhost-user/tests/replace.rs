@@ -67,8 +67,8 @@ fn a_copy_takes_the_place_of_the_storage_again_and_again_under_load() {
     if skip_on_kernel("its images are on the disk of the build") {
         return;
     }
-    let folder = tempfile::tempdir_in(DISK).unwrap();
-    let path = |n: usize| folder.path().join(format!("{n}.img"));
+    let directory = tempfile::tempdir_in(DISK).unwrap();
+    let path = |n: usize| directory.path().join(format!("{n}.img"));
     for packed in common::layouts() {
         image(&path(0));
         let daemon = Daemon::start(Arc::new(locked(&path(0))), &setup());
@@ -156,8 +156,8 @@ fn a_storage_that_does_not_suit_is_refused_and_the_old_one_serves_on() {
     if skip_on_kernel("its images are on the disk of the build") {
         return;
     }
-    let folder = tempfile::tempdir_in(DISK).unwrap();
-    let path = folder.path().join("a.img");
+    let directory = tempfile::tempdir_in(DISK).unwrap();
+    let path = directory.path().join("a.img");
     image(&path);
     let disk: Arc<dyn Disk> = Arc::new(locked(&path));
     let daemon = Daemon::start(Arc::clone(&disk), &setup());
@@ -259,8 +259,8 @@ fn a_paused_device_gets_another_storage_and_so_does_one_between_two_front_ends()
     let daemon = Daemon::start(Arc::new(Plain::new()), &setup());
     let filled = |byte: u8| -> Replace {
         Box::new(move |old| {
-            let folder = tempfile::tempdir_in(DISK).unwrap();
-            let path = folder.path().join("a.img");
+            let directory = tempfile::tempdir_in(DISK).unwrap();
+            let path = directory.path().join("a.img");
             std::fs::write(&path, vec![byte; DISK_BYTES as usize]).unwrap();
             let info = old.info();
             let lanes = AtomicUsize::new(usize::MAX);

@@ -87,25 +87,25 @@ fn every_request_type_does_what_it_says_on_a_disk_in_memory() {
 
 #[test]
 fn every_request_type_does_what_it_says_on_a_direct_file_in_memory() {
-    let (disk, _folder) = file(TMPFS, direct());
+    let (disk, _directory) = file(TMPFS, direct());
     every_type_on_every_ring(disk);
 }
 
 #[test]
 fn every_request_type_does_what_it_says_on_a_direct_file_on_disk() {
-    let (disk, _folder) = file(DISK, direct());
+    let (disk, _directory) = file(DISK, direct());
     every_type_on_every_ring(disk);
 }
 
 #[test]
 fn every_request_type_does_what_it_says_on_a_cached_file() {
-    let (disk, _folder) = file(DISK, cached());
+    let (disk, _directory) = file(DISK, cached());
     every_type_on_every_ring(disk);
 }
 
 #[test]
 fn every_request_type_does_what_it_says_in_pinned_memory() {
-    let (disk, _folder) = file(TMPFS, direct());
+    let (disk, _directory) = file(TMPFS, direct());
     let setup = Setup { pin_memory: true, ..Setup::default() };
     let daemon = Daemon::start(Arc::new(disk), &setup);
     for options in both_rings() {
@@ -208,13 +208,13 @@ fn any_legal_layout_carries_the_same_data_to_a_disk_in_memory() {
 
 #[test]
 fn any_legal_layout_carries_the_same_data_to_a_direct_file_in_memory() {
-    let (disk, _folder) = file(TMPFS, direct());
+    let (disk, _directory) = file(TMPFS, direct());
     any_layout_carries_the_same_data(disk);
 }
 
 #[test]
 fn any_legal_layout_carries_the_same_data_to_a_direct_file_on_disk() {
-    let (disk, _folder) = file(DISK, direct());
+    let (disk, _directory) = file(DISK, direct());
     any_layout_carries_the_same_data(disk);
 }
 
@@ -238,7 +238,7 @@ fn a_chain_as_long_as_the_queue_is_served() {
 
 #[test]
 fn an_indirect_table_may_be_longer_than_the_queue() {
-    let (disk, _folder) = file(TMPFS, direct());
+    let (disk, _directory) = file(TMPFS, direct());
     let daemon = Daemon::of(disk);
     for options in both_rings() {
         let mut device = daemon.connect(&Options { queue_size: 16, ..options });
@@ -255,7 +255,7 @@ fn an_indirect_table_may_be_longer_than_the_queue() {
 
 #[test]
 fn requests_larger_than_a_mebibyte_are_served_aligned_and_not() {
-    let (disk, _folder) = file(TMPFS, direct());
+    let (disk, _directory) = file(TMPFS, direct());
     let daemon = Daemon::of(disk);
     for options in both_rings() {
         let mut device = daemon.connect(&Options { scratch_bytes: 16 << 20, ..options });
@@ -373,10 +373,10 @@ fn a_flush_that_fails_gets_ioerr() {
 
 #[test]
 fn a_read_only_disk_says_so_and_refuses_all_that_writes() {
-    let (writable, folder) = file(TMPFS, direct());
+    let (writable, directory) = file(TMPFS, direct());
     drop(writable);
     let options = FileOptions { read_only: true, ..direct() };
-    let disk = backend::File::open(folder.path().join("image.raw"), options).unwrap();
+    let disk = backend::File::open(directory.path().join("image.raw"), options).unwrap();
     let daemon = Daemon::of(disk);
     let mut device = daemon.connect(&Options::default());
     assert_ne!(device.features() & bit(F_RO), 0);
@@ -391,10 +391,10 @@ fn a_read_only_disk_says_so_and_refuses_all_that_writes() {
 
 #[test]
 fn a_read_only_disk_stays_so_where_the_driver_did_not_negotiate_it() {
-    let (writable, folder) = file(TMPFS, direct());
+    let (writable, directory) = file(TMPFS, direct());
     drop(writable);
     let options = FileOptions { read_only: true, ..direct() };
-    let disk = backend::File::open(folder.path().join("image.raw"), options).unwrap();
+    let disk = backend::File::open(directory.path().join("image.raw"), options).unwrap();
     let daemon = Daemon::of(disk);
     let features = Options::default().features & !bit(F_RO);
     let mut device = daemon.connect(&Options { features, ..Options::default() });
@@ -465,7 +465,7 @@ fn a_buffer_may_cross_from_one_region_into_its_neighbour() {
 
 #[test]
 fn queues_spread_over_several_threads_see_one_disk() {
-    let (disk, _folder) = file(TMPFS, direct());
+    let (disk, _directory) = file(TMPFS, direct());
     let setup = Setup { queues: 4, threads: 3, ..Setup::default() };
     let daemon = Daemon::start(Arc::new(disk), &setup);
     for options in both_rings() {

@@ -115,11 +115,11 @@ fn kept_goals(path: &Path) -> Result<Vec<Goal>> {
 
 /// Replaces the file of kept goals.
 fn write_goals(path: &Path, kept: &[Goal]) -> Result<()> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-    let folder = folder.unwrap_or(Path::new("."));
+    let directory = path.parent().filter(|directory| !directory.as_os_str().is_empty());
+    let directory = directory.unwrap_or(Path::new("."));
     let write = || -> Result<()> {
-        fs::create_dir_all(folder)?;
-        let file = tempfile::NamedTempFile::new_in(folder)?;
+        fs::create_dir_all(directory)?;
+        let file = tempfile::NamedTempFile::new_in(directory)?;
         serde_json::to_writer_pretty(&file, kept)?;
         file.persist(path)?;
         Ok(())
@@ -336,8 +336,8 @@ mod tests {
 
     #[test]
     fn a_kept_goal_that_is_missed_is_an_error_until_it_is_met_or_forgotten() {
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("new/goals.json");
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("new/goals.json");
         let judge = |ratio, peer| {
             let baseline = Baseline { baseline: None, keep_goals: Some(file.clone()) };
             baseline.read().unwrap().judge(&report(&FAST, ratio, peer))

@@ -15,10 +15,10 @@ const CHUNK_BYTES: usize = 1 << 20;
 /// `linux/magic.h`.
 const TMPFS_MAGIC: i64 = 0x0102_1994;
 
-/// A folder on a real disk: the given one, or the project's in the cache folder.
-pub(crate) fn folder(given: Option<&Path>) -> Result<PathBuf> {
-    if let Some(folder) = given {
-        return Ok(folder.to_owned());
+/// A directory on a real disk: the given one, or the project's in the cache directory.
+pub(crate) fn directory(given: Option<&Path>) -> Result<PathBuf> {
+    if let Some(directory) = given {
+        return Ok(directory.to_owned());
     }
     let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
     let cache = set("XDG_CACHE_HOME").map(PathBuf::from);
@@ -29,10 +29,12 @@ pub(crate) fn folder(given: Option<&Path>) -> Result<PathBuf> {
 
 /// Makes a file of `size_bytes` (rounded down to whole MiB), written with data that does not
 /// compress to nothing.
-pub fn create(folder: &Path, size_bytes: u64) -> Result<NamedTempFile> {
-    let wrong = || format!("cannot write a disk of {size_bytes} bytes in {}", folder.display());
-    let mut file =
-        tempfile::Builder::new().prefix("bench-disk-").tempfile_in(folder).with_context(wrong)?;
+pub fn create(directory: &Path, size_bytes: u64) -> Result<NamedTempFile> {
+    let wrong = || format!("cannot write a disk of {size_bytes} bytes in {}", directory.display());
+    let mut file = tempfile::Builder::new()
+        .prefix("bench-disk-")
+        .tempfile_in(directory)
+        .with_context(wrong)?;
     let mut state = 1_u64;
     for _ in 0..size_bytes / CHUNK_BYTES as u64 {
         let mut chunk = Vec::with_capacity(CHUNK_BYTES);
@@ -142,13 +144,13 @@ pub fn create_by(
     Ok(TempPath::try_from_path(image)?)
 }
 
-/// The reason why files of a folder are not on a disk that O_DIRECT reaches, if there is one.
-pub fn is_no_real_disk(folder: &Path) -> Result<Option<String>> {
-    let of = || folder.display().to_string();
-    if rustix::fs::statfs(folder).with_context(of)?.f_type == TMPFS_MAGIC {
+/// The reason why files of a directory are not on a disk that O_DIRECT reaches, if there is one.
+pub fn is_no_real_disk(directory: &Path) -> Result<Option<String>> {
+    let of = || directory.display().to_string();
+    if rustix::fs::statfs(directory).with_context(of)?.f_type == TMPFS_MAGIC {
         return Ok(Some("is on a tmpfs".to_owned()));
     }
-    let probe = NamedTempFile::new_in(folder).with_context(of)?;
+    let probe = NamedTempFile::new_in(directory).with_context(of)?;
     let flags = OFlags::RDWR | OFlags::DIRECT;
     let direct = rustix::fs::open(probe.path(), flags, Mode::empty());
     Ok(direct.err().map(|error| format!("refuses O_DIRECT ({error})")))
@@ -198,8 +200,8 @@ mod tests {
     #[test]
     fn a_disk_has_its_size_and_no_holes() {
         use std::os::unix::fs::MetadataExt;
-        let folder = tempfile::tempdir().unwrap();
-        let disk = create(folder.path(), 3 << 20).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let disk = create(directory.path(), 3 << 20).unwrap();
         let metadata = disk.as_file().metadata().unwrap();
         assert_eq!(metadata.len(), 3 << 20);
         assert!(metadata.blocks() * 512 >= 3 << 20, "the file has holes");

@@ -44,27 +44,27 @@ pub(crate) fn light_driver(socket: &Path) -> Result<Device> {
 }
 
 impl OneDaemon {
-    /// Starts the daemon with its files in `folder`. Each of `disks` is the text of a disk's
+    /// Starts the daemon with its files in `directory`. Each of `disks` is the text of a disk's
     /// configuration without its socket.
-    pub(crate) fn start(program: &Path, folder: &Path, disks: &[String]) -> Result<Self> {
-        let configuration = folder.join("disks");
+    pub(crate) fn start(program: &Path, directory: &Path, disks: &[String]) -> Result<Self> {
+        let configuration = directory.join("disks");
         fs::create_dir(&configuration)?;
         let mut sockets = Vec::new();
         for (at, disk) in disks.iter().enumerate() {
-            let socket = folder.join(format!("{at}.sock"));
+            let socket = directory.join(format!("{at}.sock"));
             let text = format!("{disk}socket-path = \"{}\"\n", socket.display());
             fs::write(configuration.join(format!("disk{at}.toml")), text)?;
             sockets.push(socket);
         }
-        let control = folder.join("control");
+        let control = directory.join("control");
         let args = [
             program.display().to_string(),
             "daemon".to_owned(),
             format!("--control-path={}", control.display()),
             format!("--config-dir={}", configuration.display()),
         ];
-        let daemon = Daemon::start(args.to_vec(), &control, &folder.join("daemon.log"))?;
-        // The disks of the folder come after the control socket.
+        let daemon = Daemon::start(args.to_vec(), &control, &directory.join("daemon.log"))?;
+        // The disks of the directory come after the control socket.
         wait_until(DISKS_MAX, "the sockets of all disks", || {
             Ok(sockets.iter().all(|socket| socket.exists()).then_some(()))
         })?;

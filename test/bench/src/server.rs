@@ -114,8 +114,8 @@ pub struct Settings {
     pub disk: PathBuf,
     /// Each file has a fully allocated qcow2 image beside it, with the same content.
     pub qcow2: bool,
-    /// Folder for sockets and logs.
-    pub folder: PathBuf,
+    /// Directory for sockets and logs.
+    pub directory: PathBuf,
     /// Number of queues that servers offer.
     pub queues: u16,
 }
@@ -193,7 +193,7 @@ impl Settings {
     }
 
     fn socket(&self, storage: Storage, name: &str) -> PathBuf {
-        self.folder.join(format!("{storage}-{}.sock", name.replace([' ', '+', ','], "-")))
+        self.directory.join(format!("{storage}-{}.sock", name.replace([' ', '+', ','], "-")))
     }
 
     fn ours(&self, program: &Path, storage: Storage) -> Spec {
@@ -328,7 +328,7 @@ mod tests {
             file: "file".into(),
             disk: "disk".into(),
             qcow2: false,
-            folder: "folder".into(),
+            directory: "directory".into(),
             queues: 2,
         }
     }
@@ -373,8 +373,8 @@ mod tests {
 
     #[test]
     fn a_server_does_not_start_on_the_socket_of_one_that_runs() {
-        let folder = tempfile::tempdir().unwrap();
-        let settings = Settings { folder: folder.path().to_owned(), ..settings() };
+        let directory = tempfile::tempdir().unwrap();
+        let settings = Settings { directory: directory.path().to_owned(), ..settings() };
         let spec = &settings.specs(Storage::Null)[0];
         let _running = std::os::unix::net::UnixListener::bind(&spec.socket).unwrap();
         let error = format!("{:#}", spec.start(&[]).unwrap_err());

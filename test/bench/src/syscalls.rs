@@ -66,7 +66,7 @@ fn counter(id: u64, task: u32) -> Result<Option<Counter>> {
 
 fn event_id() -> Result<u64> {
     let tracefs = Tracefs::open()?;
-    let path = tracefs.folder().join(EVENT);
+    let path = tracefs.directory().join(EVENT);
     let text = fs::read_to_string(&path).with_context(|| {
         format!("the kernel has no tracepoint of system calls {}", path.display())
     })?;

@@ -69,8 +69,8 @@ struct RunArgs {
     name: String,
     #[command(flatten)]
     env: Env,
-    /// Folder with the inner guest's vmlinuz and root.img
-    #[arg(long, value_name = "FOLDER", default_value = nested::GUEST_FOLDER)]
+    /// Directory with the inner guest's vmlinuz and root.img
+    #[arg(long, value_name = "DIR", default_value = nested::GUEST_DIRECTORY)]
     guest: PathBuf,
     /// Number of events of a case that has random ones, in place of its own
     #[arg(long, value_name = "N")]

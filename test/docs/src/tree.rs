@@ -9,7 +9,7 @@ use std::process::Command;
 /// The root of the repository.
 pub fn root() -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    here.ancestors().nth(2).expect("the crate is two folders below the root").to_path_buf()
+    here.ancestors().nth(2).expect("the crate is two directories below the root").to_path_buf()
 }
 
 /// The text of a file, by its path from the root.
@@ -21,7 +21,7 @@ pub fn read(path: &str) -> String {
 }
 
 /// The paths from the root of all files that are or may become part of the repository, sorted. A
-/// source archive has no `.git`: there these are all files outside of build folders.
+/// source archive has no `.git`: there these are all files outside of build directories.
 pub fn files() -> Vec<String> {
     let git = ["ls-files", "-z", "--cached", "--others", "--exclude-standard"];
     let listed = Command::new("git").args(git).current_dir(root()).output();
@@ -38,10 +38,10 @@ pub fn files() -> Vec<String> {
     files
 }
 
-fn below(folder: &Path) -> Vec<String> {
+fn below(directory: &Path) -> Vec<String> {
     let mut paths = Vec::new();
-    for entry in fs::read_dir(folder).expect("a folder of the repository") {
-        let path = entry.expect("an entry of a folder").path();
+    for entry in fs::read_dir(directory).expect("a directory of the repository") {
+        let path = entry.expect("an entry of a directory").path();
         match path.file_name().and_then(|name| name.to_str()) {
             Some("target" | ".git") => {}
             _ if path.is_dir() => paths.extend(below(&path)),

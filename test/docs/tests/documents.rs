@@ -39,7 +39,7 @@ fn flaw_of_link(document: &Document, link: &str) -> Option<String> {
     let here = root().join(&document.path);
     let target = match path {
         "" => here,
-        _ => here.parent().expect("a file is in a folder").join(path),
+        _ => here.parent().expect("a file is in a directory").join(path),
     };
     if !target.exists() {
         return Some(format!("the link {link} leads to nothing"));

@@ -200,8 +200,8 @@ fn program(always: &[(&str, u64)], where_defined: &[(&str, u64)]) -> String {
 }
 
 fn answers_of(source: &str) -> Vec<String> {
-    let folder = tempfile::tempdir().expect("a folder for the C program");
-    let (file, binary) = (folder.path().join("values.c"), folder.path().join("values"));
+    let directory = tempfile::tempdir().expect("a directory for the C program");
+    let (file, binary) = (directory.path().join("values.c"), directory.path().join("values"));
     std::fs::write(&file, source).expect("the C program is written");
     let built = Command::new("cc").arg(&file).arg("-o").arg(&binary).status();
     assert!(built.expect("cc is installed").success(), "the C program does not compile");

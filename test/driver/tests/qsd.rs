@@ -17,7 +17,7 @@ const DISK_BYTES: usize = 8 << 20;
 /// A daemon with a disk of 8 MiB of zeroes; killed on drop.
 struct Daemon {
     child: Child,
-    folder: TempDir,
+    directory: TempDir,
 }
 
 impl Daemon {
@@ -29,13 +29,13 @@ impl Daemon {
             println!("SKIP: qemu-storage-daemon is not installed");
             return None;
         }
-        let folder = tempfile::tempdir().unwrap();
-        fs::write(folder.path().join("disk"), vec![0; DISK_BYTES]).unwrap();
-        Some(Self { child: Self::spawn(&folder), folder })
+        let directory = tempfile::tempdir().unwrap();
+        fs::write(directory.path().join("disk"), vec![0; DISK_BYTES]).unwrap();
+        Some(Self { child: Self::spawn(&directory), directory })
     }
 
-    fn spawn(folder: &TempDir) -> Child {
-        let (disk, socket) = (folder.path().join("disk"), folder.path().join("socket"));
+    fn spawn(directory: &TempDir) -> Child {
+        let (disk, socket) = (directory.path().join("disk"), directory.path().join("socket"));
         let blockdev =
             format!("driver=file,node-name=disk,filename={},discard=unmap", disk.display());
         let export = format!(
@@ -60,15 +60,15 @@ impl Daemon {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
         fs::remove_file(self.socket()).unwrap();
-        self.child = Self::spawn(&self.folder);
+        self.child = Self::spawn(&self.directory);
     }
 
     fn socket(&self) -> PathBuf {
-        self.folder.path().join("socket")
+        self.directory.path().join("socket")
     }
 
     fn disk(&self) -> Vec<u8> {
-        fs::read(self.folder.path().join("disk")).unwrap()
+        fs::read(self.directory.path().join("disk")).unwrap()
     }
 
     fn connect(&self, options: &Options) -> Device {

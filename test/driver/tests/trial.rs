@@ -150,15 +150,15 @@ int main(void)
 
 #[test]
 fn portions_of_the_module_follow_the_rates() {
-    let folder = tempfile::tempdir().expect("a folder for the C program");
-    fs::create_dir(folder.path().join("linux")).expect("a folder for the headers");
+    let directory = tempfile::tempdir().expect("a directory for the C program");
+    fs::create_dir(directory.path().join("linux")).expect("a directory for the headers");
     for (name, text) in HEADERS {
-        fs::write(folder.path().join("linux").join(name), text).expect("a header is written");
+        fs::write(directory.path().join("linux").join(name), text).expect("a header is written");
     }
-    let (file, binary) = (folder.path().join("trial.c"), folder.path().join("trial"));
+    let (file, binary) = (directory.path().join("trial.c"), directory.path().join("trial"));
     fs::write(&file, SCENARIOS).expect("the C program is written");
     let sources = ["portion.c", "trial.c"].map(|name| format!("{MODULE}/{name}"));
-    let includes = ["-I".as_ref(), folder.path().as_os_str(), "-I".as_ref(), MODULE.as_ref()];
+    let includes = ["-I".as_ref(), directory.path().as_os_str(), "-I".as_ref(), MODULE.as_ref()];
     let checks = ["-Wall", "-Werror", "-fsanitize=undefined", "-fno-sanitize-recover=all"];
     let mut compiler = Command::new("cc");
     compiler.args(checks).args(includes).arg(&file).args(sources).arg("-o").arg(&binary);

@@ -115,8 +115,8 @@ mod tests {
 
     #[test]
     fn an_answer_left_over_from_another_command_is_passed_over() {
-        let folder = tempfile::tempdir().unwrap();
-        let socket = folder.path().join("port");
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("port");
         let listener = UnixListener::bind(&socket).unwrap();
         let guest = std::thread::spawn(move || {
             let mut stream = listener.accept().unwrap().0;

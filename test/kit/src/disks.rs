@@ -11,14 +11,14 @@ use serde::{Deserialize, Serialize};
 pub enum Ask {
     /// Make an empty image; answered by its path.
     Image {
-        /// Its name in the folder.
+        /// Its name in the directory.
         name: String,
         /// Its size.
         bytes: u64,
     },
     /// Remove an image.
     RemoveImage {
-        /// Its name in the folder.
+        /// Its name in the directory.
         name: String,
     },
     /// Start the project's daemon; answered by the socket's path.

@@ -15,23 +15,23 @@ const TIMES: i64 = 1_000_000_000;
 
 /// An active fault, switched off on drop.
 pub struct Fault {
-    folder: PathBuf,
+    directory: PathBuf,
     /// The other settings and their earlier values.
     before: Vec<(String, String)>,
 }
 
 impl Fault {
     /// Switches the fault on with this probability in percent, after it has set `more`, the other
-    /// files of its folder.
+    /// files of its directory.
     ///
     /// # Errors
     /// A skip if this kernel does not have the fault.
     pub fn on(name: &str, percent: u32, more: &[(&str, &str)]) -> Result<Self> {
-        let folder = Path::new(DEBUGFS).join(name);
-        if !folder.exists() {
+        let directory = Path::new(DEBUGFS).join(name);
+        if !directory.exists() {
             return Err(skip(format!("this kernel has no {name}")));
         }
-        let mut fault = Self { folder, before: Vec::new() };
+        let mut fault = Self { directory, before: Vec::new() };
         for (file, value) in [("verbose", "0"), ("times", &TIMES.to_string()), ("interval", "1")] {
             fault.set(file, value)?;
         }
@@ -45,12 +45,12 @@ impl Fault {
     }
 
     fn set(&self, file: &str, value: &str) -> Result<()> {
-        let path = self.folder.join(file);
+        let path = self.directory.join(file);
         std::fs::write(&path, value).with_context(|| path.display().to_string())
     }
 
     fn get(&self, file: &str) -> Result<String> {
-        let path = self.folder.join(file);
+        let path = self.directory.join(file);
         let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
         Ok(text.trim().to_owned())
     }

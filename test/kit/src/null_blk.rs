@@ -22,9 +22,10 @@ impl NullBlk {
     /// Makes a device that is switched off. `name` must be free.
     pub fn new(name: &str) -> Result<Self> {
         modprobe("null_blk", &["nr_devices=0"])?;
-        let folder = configfs()?.join("nullb").join(name);
-        fs::create_dir(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
-        Ok(Self { instance: Instance(folder), device: PathBuf::new() })
+        let directory = configfs()?.join("nullb").join(name);
+        fs::create_dir(&directory)
+            .with_context(|| format!("cannot make {}", directory.display()))?;
+        Ok(Self { instance: Instance(directory), device: PathBuf::new() })
     }
 
     /// Sets an attribute of a device that is not switched on yet.
@@ -35,10 +36,11 @@ impl NullBlk {
     /// Switches it on.
     pub fn power_on(&mut self) -> Result<()> {
         self.instance.power(true)?;
-        let folder = &self.instance.0;
-        let index = fs::read_to_string(folder.join("index")).context("null_blk has no index")?;
-        // Newer kernels name the device after its folder, older ones after its number.
-        let named = Path::new("/dev").join(folder.file_name().context("a folder has a name")?);
+        let directory = &self.instance.0;
+        let index = fs::read_to_string(directory.join("index")).context("null_blk has no index")?;
+        // Newer kernels name the device after its directory, older ones after its number.
+        let named =
+            Path::new("/dev").join(directory.file_name().context("a directory has a name")?);
         let numbered = PathBuf::from(format!("/dev/nullb{}", index.trim()));
         self.device = if named.exists() { named } else { numbered };
         Ok(())
@@ -49,7 +51,7 @@ impl NullBlk {
         &self.device
     }
 
-    /// Its folder in configfs, for changes while the device is in use.
+    /// Its directory in configfs, for changes while the device is in use.
     pub fn instance(&self) -> &Instance {
         &self.instance
     }
@@ -63,7 +65,7 @@ impl Drop for NullBlk {
     }
 }
 
-/// The folder of a device in configfs.
+/// The directory of a device in configfs.
 #[derive(Clone, Debug)]
 pub struct Instance(PathBuf);
 
@@ -79,7 +81,7 @@ impl Instance {
         self.set("power", on.into())
     }
 
-    /// Removes the folder if it exists.
+    /// Removes the directory if it exists.
     pub fn remove(&self) -> Result<()> {
         if !self.0.exists() {
             return Ok(());

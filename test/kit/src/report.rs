@@ -296,8 +296,8 @@ mod tests {
         ] {
             assert!(text.contains(part), "{text}");
         }
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("result.json");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("result.json");
         report.publish(Some(&path)).unwrap();
         let read = Report::read(&path).unwrap();
         assert_eq!(read.sections[0].rows, set());

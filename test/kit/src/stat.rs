@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The kernel's counters of a block device: `stat` in its folder of sysfs
+//! The kernel's counters of a block device: `stat` in its directory of sysfs
 //! (Documentation/block/stat.rst).
 
 use std::path::Path;
@@ -37,7 +37,7 @@ pub struct Stat {
 }
 
 impl Stat {
-    /// Of the device with this folder below /sys/block.
+    /// Of the device with this directory below /sys/block.
     pub fn of(sysfs: &Path) -> Result<Self> {
         let path = sysfs.join("stat");
         let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;

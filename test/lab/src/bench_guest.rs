@@ -31,25 +31,25 @@ pub fn run(lab: &Lab, more: &[String]) -> Result<u8> {
     if !cases.exists() {
         bail!("{} is missing: build it (cargo build --release -p cases)", cases.display());
     }
-    // One folder for the boot files of guests, and for what is made from them.
-    let folder = tempfile::Builder::new().prefix("bench-guest-").tempdir()?;
-    symlink(lab.base.kernel.vmlinuz(), folder.path().join("vmlinuz"))?;
-    symlink(lab.base.image.path(), folder.path().join("root.img"))?;
+    // One directory for the boot files of guests, and for what is made from them.
+    let directory = tempfile::Builder::new().prefix("bench-guest-").tempdir()?;
+    symlink(lab.base.kernel.vmlinuz(), directory.path().join("vmlinuz"))?;
+    symlink(lab.base.image.path(), directory.path().join("root.img"))?;
     let mut command = Command::new(&cases);
     command.args(["nested-bench", "--on-host", "--bin"]).arg(own.parent().unwrap_or(&own));
-    command.arg("--guest").arg(folder.path()).arg("--work").arg(folder.path()).args(more);
-    if let Some(programs) = qemu::missing_programs_folder(&lab.cache)? {
-        command.env("PATH", with_folder(programs.into_os_string()));
+    command.arg("--guest").arg(directory.path()).arg("--work").arg(directory.path()).args(more);
+    if let Some(programs) = qemu::missing_programs_directory(&lab.cache)? {
+        command.env("PATH", with_directory(programs.into_os_string()));
     }
     let status = command.status().with_context(|| cases.display().to_string())?;
     let code = status.code().with_context(|| format!("{CASES} was ended: {status}"))?;
     Ok(u8::try_from(code).unwrap_or(1))
 }
 
-/// `$PATH` with one more folder at the end.
-fn with_folder(folder: OsString) -> OsString {
+/// `$PATH` with one more directory at the end.
+fn with_directory(directory: OsString) -> OsString {
     let mut path = std::env::var_os("PATH").unwrap_or_default();
     path.push(":");
-    path.push(folder);
+    path.push(directory);
     path
 }

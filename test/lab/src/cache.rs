@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Expensive files are made once and kept under the user's cache folder.
+//! Expensive files are made once and kept under the user's cache directory.
 //!
-//! An entry is a folder that exists whole or not at all: it is built beside its place and renamed
+//! An entry is a directory that exists whole or not at all: it is built beside its place and renamed
 //! into it. One builder works at a time; others wait for it and use its result.
 
 use std::fs::{self, File};
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-/// The lab's folder under `$XDG_CACHE_HOME`.
+/// The lab's directory under `$XDG_CACHE_HOME`.
 #[derive(Debug, Clone)]
 pub struct Cache {
     dir: PathBuf,
@@ -27,19 +27,19 @@ impl Cache {
         Self::open_in(&base.join("vhost-blk"))
     }
 
-    /// Opens (and makes) a cache in a given folder.
+    /// Opens (and makes) a cache in a given directory.
     pub fn open_in(dir: &Path) -> Result<Self> {
         fs::create_dir_all(dir)
-            .with_context(|| format!("cannot create the cache folder {}", dir.display()))?;
+            .with_context(|| format!("cannot create the cache directory {}", dir.display()))?;
         Ok(Self { dir: dir.to_owned() })
     }
 
-    /// The cache folder.
+    /// The cache directory.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// The folder of entry `name`, filled by `build` if it is not there yet.
+    /// The directory of entry `name`, filled by `build` if it is not there yet.
     pub fn entry(&self, name: &str, build: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
         let place = self.dir.join(name);
         if place.exists() {
@@ -49,7 +49,7 @@ impl Cache {
         if place.exists() {
             return Ok(place);
         }
-        // We hold the lock, so a folder here is the remainder of a builder that was killed.
+        // We hold the lock, so a directory here is the remainder of a builder that was killed.
         let staging = self.dir.join(format!(".building-{name}"));
         if staging.exists() {
             fs::remove_dir_all(&staging)?;

@@ -35,7 +35,7 @@ pub enum Command {
     /// Fetches a QEMU, if needed, and the guest kernel, and makes the root image, if they are not
     /// in the cache.
     Fetch,
-    /// Prints a folder to append to $PATH so that all of QEMU's programs are found; nothing if they
+    /// Prints a directory to append to $PATH so that all of QEMU's programs are found; nothing if they
     /// are installed.
     QemuPath,
     /// Says whether guests run under KVM on this machine, and why.
@@ -68,9 +68,9 @@ pub enum Command {
     /// Serves disks to the cases of a guest machine, until killed.
     #[command(hide = true)]
     ServeDisks {
-        /// The folder for sockets and images.
+        /// The directory for sockets and images.
         #[arg(long)]
-        folder: PathBuf,
+        directory: PathBuf,
     },
 }
 
@@ -95,7 +95,7 @@ pub struct RunArgs {
     /// uring and guest, 3600 in the others.
     #[arg(long)]
     pub timeout: Option<u64>,
-    /// The folder for logs and for junit.xml.
+    /// The directory for logs and for junit.xml.
     #[arg(long, default_value = "target/lab")]
     pub report: PathBuf,
     /// Shows the output of the cases while they run.
@@ -133,7 +133,7 @@ pub struct MachineArgs {
     /// Further NVMe disks, of zeros, and poll queues for all of them.
     #[arg(long)]
     pub nvme: bool,
-    /// A folder with the modules to load; by default this checkout's are built.
+    /// A directory with the modules to load; by default this checkout's are built.
     #[arg(long)]
     pub modules: Option<PathBuf>,
     /// One more program for /lab/bin.
@@ -251,7 +251,7 @@ impl MachineArgs {
         let lab = Lab::open()?;
         let kernel = VmKernel::cached(&lab.cache, kernel)?;
         let modules = match &self.modules {
-            Some(folder) => folder.clone(),
+            Some(directory) => directory.clone(),
             None => kernel.build_modules()?,
         };
         let mut payload = Payload::new(&modules)?;

@@ -70,10 +70,10 @@ pub(crate) fn install_program(path: &Path, text: &str) -> Result<()> {
     Ok(())
 }
 
-/// Makes an ext4 image of `size` (in mke2fs syntax) with a label and the content of a folder.
-pub(crate) fn ext4_from(folder: &Path, image: &Path, label: &str, size: &str) -> Result<()> {
+/// Makes an ext4 image of `size` (in mke2fs syntax) with a label and the content of a directory.
+pub(crate) fn ext4_from(directory: &Path, image: &Path, label: &str, size: &str) -> Result<()> {
     let options = ["-q", "-F", "-t", "ext4", "-O", "^has_journal", "-L", label];
-    let paths = ["-d", &folder.to_string_lossy(), &image.to_string_lossy(), size];
+    let paths = ["-d", &directory.to_string_lossy(), &image.to_string_lossy(), size];
     run_to_end(&[&["mke2fs"][..], &options, &paths].concat())?;
     Ok(())
 }

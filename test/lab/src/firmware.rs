@@ -14,11 +14,11 @@ use crate::debian::download_and_unpack;
 /// When the package cannot be fetched, or holds no firmware.
 pub fn ovmf(cache: &Cache) -> Result<PathBuf> {
     let entry = cache.entry("ovmf", |staging| download_and_unpack("ovmf", staging))?;
-    let folder = entry.join("usr/share");
+    let directory = entry.join("usr/share");
     // Debian's names since 2.70 and since 2022.11; the one with its variables in it works alone.
     ["ovmf/OVMF.fd", "qemu/OVMF.fd", "OVMF/OVMF_CODE_4M.fd"]
         .into_iter()
-        .map(|name| folder.join(name))
+        .map(|name| directory.join(name))
         .find(|path| path.exists())
         .context("the package ovmf holds no OVMF.fd")
 }

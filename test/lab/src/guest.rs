@@ -205,7 +205,7 @@ impl Guest {
         self.qemu.kill_hard()
     }
 
-    /// Makes an empty file `name` in the folder that a User Mode Linux guest shares.
+    /// Makes an empty file `name` in the directory that a User Mode Linux guest shares.
     pub fn tell(&self, name: &str) -> Result<()> {
         Ok(fs::write(self.dir.path().join(name), "")?)
     }

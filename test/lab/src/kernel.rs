@@ -43,7 +43,7 @@ impl GuestKernel {
         self.dir.join("boot").join(format!("vmlinuz-{}", self.release))
     }
 
-    /// The folder that becomes `/lib/modules/RELEASE` in the guest.
+    /// The directory that becomes `/lib/modules/RELEASE` in the guest.
     pub fn modules(&self) -> PathBuf {
         self.dir.join("lib/modules").join(&self.release)
     }

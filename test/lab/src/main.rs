@@ -58,8 +58,8 @@ fn start(cli: Cli) -> Result<ExitCode> {
             println!("{accel}: {reason}");
         }
         Command::QemuPath => {
-            if let Some(folder) = qemu::missing_programs_folder(&Cache::open()?)? {
-                println!("{}", folder.display());
+            if let Some(directory) = qemu::missing_programs_directory(&Cache::open()?)? {
+                println!("{}", directory.display());
             }
         }
         Command::Demo(args) => return demo(args),
@@ -86,7 +86,7 @@ fn start(cli: Cli) -> Result<ExitCode> {
             std::io::stdout().write_all(table.as_bytes()).context("cannot write the list")?;
         }
         Command::Run(args) => return run_cases(&args),
-        Command::ServeDisks { folder } => disks::run(&folder)?,
+        Command::ServeDisks { directory } => disks::run(&directory)?,
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -121,7 +121,7 @@ fn exec_command(args: ExecArgs) -> Result<ExitCode> {
 
 fn all_cases() -> Result<Vec<Case>> {
     let lab = std::env::current_exe()?;
-    case::all(lab.parent().context("the lab's own program is in no folder")?)
+    case::all(lab.parent().context("the lab's own program is in no directory")?)
 }
 
 fn run_cases(args: &RunArgs) -> Result<ExitCode> {

@@ -41,7 +41,7 @@ const PACKAGES: &str = "qemu-system-x86,qemu-system-common,qemu-utils";
 
 /// Runs an unpacked program with the loader and libraries that it was built with. They lie in `lib`
 /// and `usr/lib` up to Debian 12, and in `usr/lib` since. QEMU looks for its firmware beside its
-/// program file, which here is the loader, so the wrapper passes the folders.
+/// program file, which here is the loader, so the wrapper passes the directories.
 const WRAPPER: &str = r#"#!/bin/sh
 tree=$(dirname "$(dirname "$(readlink -f "$0")")")
 libraries=$tree/usr/lib/x86_64-linux-gnu
@@ -102,8 +102,8 @@ impl Qemu {
             None => "none is installed".to_owned(),
         };
         match (private(cache, SUITE), installed) {
-            (Ok(folder), _) => {
-                let qemu = Self::at(&folder.join(SYSTEM))?;
+            (Ok(directory), _) => {
+                let qemu = Self::at(&directory.join(SYSTEM))?;
                 Ok(Self { reason: format!("Debian 13's, in the lab's cache: {reason}"), ..qemu })
             }
             (Err(error), Some(old)) => {
@@ -125,9 +125,9 @@ impl Qemu {
     /// has a thread for each virtual CPU: the cases keep the kernel from patching its code while
     /// guests run (`test/cases/src/nested/kvm.rs:keep_one`).
     pub fn for_nested_guests(cache: &Cache) -> Result<Self> {
-        let folder = private(cache, NESTING_SUITE).context("no QEMU for guests in guests")?;
+        let directory = private(cache, NESTING_SUITE).context("no QEMU for guests in guests")?;
         let reason = "Debian 12's, in the lab's cache, for guests inside".to_owned();
-        Ok(Self { reason, tcg: "tcg,thread=multi", ..Self::at(&folder.join(SYSTEM))? })
+        Ok(Self { reason, tcg: "tcg,thread=multi", ..Self::at(&directory.join(SYSTEM))? })
     }
 
     /// The QEMU at `program`, a path or a name to look up in `$PATH`.
@@ -166,8 +166,8 @@ impl fmt::Display for Qemu {
     }
 }
 
-/// A folder to append to `$PATH` for all of QEMU's programs; empty if all are installed.
-pub fn missing_programs_folder(cache: &Cache) -> Result<Option<PathBuf>> {
+/// A directory to append to `$PATH` for all of QEMU's programs; empty if all are installed.
+pub fn missing_programs_directory(cache: &Cache) -> Result<Option<PathBuf>> {
     let is_installed = |name: &str| Command::new(name).arg("--version").output().is_ok();
     if PROGRAMS.iter().all(|name| is_installed(name)) {
         return Ok(None);
@@ -175,7 +175,7 @@ pub fn missing_programs_folder(cache: &Cache) -> Result<Option<PathBuf>> {
     private(cache, SUITE).map(Some)
 }
 
-/// The folder with the programs of a suite's QEMU; unpacks it if it does not exist.
+/// The directory with the programs of a suite's QEMU; unpacks it if it does not exist.
 fn private(cache: &Cache, suite: &str) -> Result<PathBuf> {
     let key = key_of(&[suite, PACKAGES, WRAPPER]);
     let entry = cache.entry(&format!("qemu-{key}"), |staging| {

@@ -29,7 +29,7 @@ const QEMU_AIO: [&str; 2] = ["io_uring", "native"];
 /// The prerequisites of guests, ready to boot.
 #[derive(Debug, Clone)]
 pub struct Lab {
-    /// The folder of downloaded and generated files.
+    /// The directory of downloaded and generated files.
     pub cache: Cache,
     /// QEMU, kernel and root image.
     pub base: GuestBase,

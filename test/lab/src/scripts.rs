@@ -12,14 +12,14 @@ pub(crate) fn checkout() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// Runs a script of `scripts/kernel`, its messages going to ours, and gives the folder that it prints.
-pub(crate) fn folder_from(script: &str, args: &[&str]) -> Result<PathBuf> {
+/// Runs a script of `scripts/kernel`, its messages going to ours, and gives the directory that it prints.
+pub(crate) fn directory_from(script: &str, args: &[&str]) -> Result<PathBuf> {
     let text = output_of(Command::new(checkout().join("scripts/kernel").join(script)).args(args))?;
-    let line = text.lines().last().with_context(|| format!("{script} printed no folder"))?;
+    let line = text.lines().last().with_context(|| format!("{script} printed no directory"))?;
     Ok(PathBuf::from(line))
 }
 
-/// Builds the Debian packages of a build of the daemon into a folder; gives their paths. Debugging
+/// Builds the Debian packages of a build of the daemon into a directory; gives their paths. Debugging
 /// symbols are left out.
 pub(crate) fn packages(program: &Path, output: &Path, suffix: &str) -> Result<Vec<PathBuf>> {
     let mut build = Command::new(checkout().join("scripts/deb.sh"));

@@ -53,10 +53,10 @@ impl ServerCommand {
     }
 }
 
-/// A running server with its own folder, ended on drop.
+/// A running server with its own directory, ended on drop.
 #[derive(Debug)]
 pub struct Server {
-    // Dropped before its folder.
+    // Dropped before its directory.
     daemon: Daemon,
     _dir: TempDir,
 }

@@ -30,8 +30,8 @@ struct SoakGuest {
 }
 
 impl SoakGuest {
-    fn boot(lab: &Lab, folder: &Path, served: &Served) -> Result<Self> {
-        let [commands, monitor] = ["commands", "monitor"].map(|name| folder.join(name));
+    fn boot(lab: &Lab, directory: &Path, served: &Served) -> Result<Self> {
+        let [commands, monitor] = ["commands", "monitor"].map(|name| directory.join(name));
         let mut args = served.qemu_args("reconnect=1");
         args.extend(soak::memory_args(MEMORY_MIB));
         let port = format!("socket,id=commands,path={},server=on,wait=off", commands.display());
@@ -74,13 +74,13 @@ impl Machine for SoakGuest {
 /// # Errors
 /// As [`kit::soak::run`], or the file system is damaged.
 pub fn run(lab: &Lab, program: &Path, options: &Options) -> Result<Report> {
-    let folder = tempfile::Builder::new().prefix("soak-").tempdir_in(lab.cache.dir())?;
-    let image = folder.path().join("image");
+    let directory = tempfile::Builder::new().prefix("soak-").tempdir_in(lab.cache.dir())?;
+    let image = directory.path().join("image");
     disk::create(&image, DISK_BYTES)?;
     // An upgrade wants an absolute path.
     let program = program.canonicalize().with_context(|| program.display().to_string())?;
-    let mut served = Served::start(&program, folder.path(), &image)?;
-    let mut guest = SoakGuest::boot(lab, folder.path(), &served)?;
+    let mut served = Served::start(&program, directory.path(), &image)?;
+    let mut guest = SoakGuest::boot(lab, directory.path(), &served)?;
     let report = soak::run(&mut guest, &mut served, options)?;
     guest.guest.cut_power()?;
     disk::check_ext4(&served.stop()?)?;

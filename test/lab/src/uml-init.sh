@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # The first process of a User Mode Linux guest, on the read-only root image: runs the job and powers
-# off. /run/lab is the one folder of the host that the guest sees: hostfs knows no other.
+# off. /run/lab is the one directory of the host that the guest sees: hostfs knows no other.
 
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root TERM="${TERM:-linux}"
 mount -t proc proc /proc

@@ -2,7 +2,7 @@
 //! A guest in User Mode Linux: a Linux kernel that runs as a process, with the stock virtio_blk
 //! driver and a vhost-user front-end of its own. It needs neither KVM nor an emulator.
 //!
-//! Its root is the lab's image, read-only. It sees one folder of the host, with its job and
+//! Its root is the lab's image, read-only. It sees one directory of the host, with its job and
 //! results.
 
 use std::fs;
@@ -21,7 +21,7 @@ use kit::process::{OwnedChild, StopWith};
 /// Debian's package; its modules fit only this kernel.
 const PACKAGE: &str = "user-mode-linux";
 const ENTRY: &str = "user-mode-linux";
-/// Folder of the kernels' modules in the package.
+/// Directory of the kernels' modules in the package.
 const MODULES: &str = "usr/lib/uml/modules";
 
 /// The guest's first process.

@@ -84,11 +84,11 @@ fn check(copy: &Path) {
 
 #[test]
 fn a_backup_of_a_disk_that_a_guest_writes_is_a_sound_file_system() {
-    let folder = tempfile::tempdir_in(LAB.cache.dir()).unwrap();
-    let path = folder.path().join("disk");
+    let directory = tempfile::tempdir_in(LAB.cache.dir()).unwrap();
+    let path = directory.path().join("disk");
     disk::create(&path, disk::DISK_BYTES).unwrap();
     let binary = build_daemon();
-    let control = folder.path().join("control");
+    let control = directory.path().join("control");
     let (program, socket) = (binary.display(), control.display());
     let command = format!(
         "{program} serve --socket-path {{socket}} --blk-file {{disk}} --num-queues {{queues}} \
@@ -104,7 +104,7 @@ fn a_backup_of_a_disk_that_a_guest_writes_is_a_sound_file_system() {
     let mut guest = Guest::boot(&LAB.base, &spec).unwrap();
     guest.wait_for("loading", GUEST_PATIENCE).unwrap_or_else(|error| panic!("{error:#}"));
     let backup = |name: &str, options: &[&str]| {
-        let copy = folder.path().join(name);
+        let copy = directory.path().join(name);
         let words = [&binary, Path::new("ctl"), Path::new("--control-path"), &control];
         let words = words.iter().map(|word| word.to_str().unwrap());
         let to = ["backup", "--to", copy.to_str().unwrap()];
@@ -120,7 +120,7 @@ fn a_backup_of_a_disk_that_a_guest_writes_is_a_sound_file_system() {
     server.stop().unwrap();
     disk::check_ext4(&path).unwrap();
     // Before the check replays the journal of its backing file.
-    let whole = folder.path().join("whole");
+    let whole = directory.path().join("whole");
     let convert = ["convert", "-f", "qcow2", "--allow-backing", "same-dir"].map(Path::new);
     let words = [&[&*binary], &convert[..], &[&*second, &*whole]].concat();
     let words: Vec<&str> = words.iter().map(|word| word.to_str().unwrap()).collect();

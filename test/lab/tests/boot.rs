@@ -63,8 +63,8 @@ fn fat_disk(script: &str) -> Vec<u8> {
 
 /// Boots from `disk` until the serial port has said the words; returns the disk as it is then.
 fn boot(disk: &[u8], firmware: Option<&Path>) -> Vec<u8> {
-    let folder = tempfile::tempdir_in(LAB.cache.dir()).unwrap();
-    let (image, serial) = (folder.path().join("disk"), folder.path().join("serial"));
+    let directory = tempfile::tempdir_in(LAB.cache.dir()).unwrap();
+    let (image, serial) = (directory.path().join("disk"), directory.path().join("serial"));
     std::fs::write(&image, disk).unwrap();
     let server = Server::start(&ServerCommand::daemon(&build_daemon()), &image, 1).unwrap();
     let mut words = format!(
@@ -83,7 +83,7 @@ fn boot(disk: &[u8], firmware: Option<&Path>) -> Vec<u8> {
     let words: Vec<String> = iter::once(LAB.base.qemu.program())
         .chain(words.split_whitespace().map(str::to_owned))
         .collect();
-    let log = folder.path().join("qemu");
+    let log = directory.path().join("qemu");
     let mut qemu = OwnedChild::spawn(&words, &log, StopWith::Kill).unwrap();
     let end = Instant::now() + PATIENCE;
     let read = |path: &Path| {

@@ -60,11 +60,11 @@ e2fsck -fn "$disk" || fail "e2fsck found errors"
 
 #[test]
 fn memory_that_is_plugged_in_under_load_is_served_like_the_rest() {
-    let folder = tempfile::tempdir_in(LAB.cache.dir()).unwrap();
-    let path = folder.path().join("disk");
+    let directory = tempfile::tempdir_in(LAB.cache.dir()).unwrap();
+    let path = directory.path().join("disk");
     disk::create(&path, disk::DISK_BYTES).unwrap();
     let server = Server::start(&ServerCommand::daemon(&build_daemon()), &path, 2).unwrap();
-    let monitor = folder.path().join("monitor");
+    let monitor = directory.path().join("monitor");
     let mut args = disk_args(&server.socket(), "");
     args.extend(["-m".into(), "512M,slots=2,maxmem=2G".into(), "-qmp".into()]);
     args.push(format!("unix:{},server=on,wait=off", monitor.display()));

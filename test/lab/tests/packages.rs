@@ -17,22 +17,22 @@ const PACKAGES: [&str; 3] = ["vhost-blk", "vhost-blk-dkms", "vhost-blk-guest-dkm
 
 /// Packages of the daemon from the sources, without debugging symbols.
 struct Built {
-    folder: TempDir,
+    directory: TempDir,
 }
 
 impl Built {
     fn new(daemon: &Path, suffix: &str) -> Self {
-        let folder = tempfile::tempdir_in(Cache::open().unwrap().dir()).unwrap();
+        let directory = tempfile::tempdir_in(Cache::open().unwrap().dir()).unwrap();
         let output = deb(&[
             "--program",
             &daemon.to_string_lossy(),
             "--output",
-            &folder.path().to_string_lossy(),
+            &directory.path().to_string_lossy(),
             "--suffix",
             suffix,
         ]);
         assert!(output.status.success(), "{}", text(&output.stderr));
-        Self { folder }
+        Self { directory }
     }
 
     /// The path of a package.
@@ -41,7 +41,8 @@ impl Built {
             let file = path.file_name().unwrap().to_string_lossy().into_owned();
             file.starts_with(&format!("{name}_"))
         };
-        let mut all = fs::read_dir(self.folder.path()).unwrap().map(|entry| entry.unwrap().path());
+        let mut all =
+            fs::read_dir(self.directory.path()).unwrap().map(|entry| entry.unwrap().path());
         all.find(is_it).unwrap_or_else(|| panic!("no package {name}"))
     }
 
@@ -112,8 +113,8 @@ fn the_daemons_package_has_all_files_that_belong_to_the_system(built: &Built, da
         assert!(files.lines().any(|line| line.ends_with(file)), "no {file} in:\n{files}");
     }
     let pages = tempfile::tempdir().unwrap();
-    let folder = pages.path().to_string_lossy().into_owned();
-    run_to_end(&[&daemon.to_string_lossy(), "generate", "man", &folder]).unwrap();
+    let directory = pages.path().to_string_lossy().into_owned();
+    run_to_end(&[&daemon.to_string_lossy(), "generate", "man", &directory]).unwrap();
     for page in fs::read_dir(pages.path()).unwrap() {
         let name = page.unwrap().file_name().to_string_lossy().into_owned();
         assert!(files.contains(&format!("./usr/share/man/man1/{name}.gz")), "no man page {name}");
@@ -160,8 +161,8 @@ fn lintian_finds_nothing(built: &Built) {
 
 #[test]
 fn a_wrong_argument_is_refused_with_the_remedy_and_nothing_is_built() {
-    let folder = tempfile::tempdir().unwrap();
-    let output = folder.path().to_string_lossy().into_owned();
+    let directory = tempfile::tempdir().unwrap();
+    let output = directory.path().to_string_lossy().into_owned();
     for (arguments, words) in [
         (&["--program", "/no-such-program"][..], "no program at /no-such-program: build it"),
         (&["--program", "/bin/false"], "/bin/false cannot write its man pages"),
@@ -173,8 +174,8 @@ fn a_wrong_argument_is_refused_with_the_remedy_and_nothing_is_built() {
         let failed = deb(&[&["--output", &output], arguments].concat());
         assert_eq!(failed.status.code(), Some(1), "{arguments:?}");
         assert!(text(&failed.stderr).contains(words), "{arguments:?}: {}", text(&failed.stderr));
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "{arguments:?}");
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0, "{arguments:?}");
     }
-    let beside = deb(&["--output", "/dev/null/folder", "--program", "/bin/true"]);
+    let beside = deb(&["--output", "/dev/null/directory", "--program", "/bin/true"]);
     assert!(text(&beside.stderr).contains("choose another --output"), "{}", text(&beside.stderr));
 }

@@ -43,8 +43,8 @@ e2fsck -fn "$disk" || fail "e2fsck found errors"
 
 #[test]
 fn a_guest_that_writes_finds_all_its_data_right_while_its_daemon_is_killed_again_and_again() {
-    let folder = tempfile::tempdir_in(LAB.cache.dir()).unwrap();
-    let disk = folder.path().join("disk");
+    let directory = tempfile::tempdir_in(LAB.cache.dir()).unwrap();
+    let disk = directory.path().join("disk");
     disk::create(&disk, disk::DISK_BYTES).unwrap();
     let mut daemon = Server::start(&ServerCommand::daemon(&build_daemon()), &disk, 2).unwrap();
     let spec = GuestSpec {

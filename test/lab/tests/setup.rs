@@ -96,8 +96,8 @@ impl Machine {
 }
 
 fn find(tool: &str) -> PathBuf {
-    let folders = ["/usr/bin", "/bin"].map(|folder| Path::new(folder).join(tool));
-    folders.into_iter().find(|path| path.exists()).unwrap_or_else(|| panic!("no {tool}"))
+    let directories = ["/usr/bin", "/bin"].map(|directory| Path::new(directory).join(tool));
+    directories.into_iter().find(|path| path.exists()).unwrap_or_else(|| panic!("no {tool}"))
 }
 
 fn text(bytes: &[u8]) -> String {

@@ -120,7 +120,7 @@ fn finish(guest: Guest, server: &Server) -> GuestReport {
     ended.unwrap_or_else(|error| panic!("{error:#}\nthe server's log:\n{}", server.log()))
 }
 
-/// A sparse image in a folder of the cache, which is on a real file system.
+/// A sparse image in a directory of the cache, which is on a real file system.
 fn image(lab: &Lab) -> (tempfile::TempDir, PathBuf) {
     let dir = tempfile::tempdir_in(lab.cache.dir()).unwrap();
     let path = dir.path().join("disk");

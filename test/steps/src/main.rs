@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use steps::run::{Run, new_log_folder};
+use steps::run::{Run, new_log_directory};
 
 /// Limit of the whole run: CI allows 90 minutes.
 const RUN_MAX: Duration = Duration::from_secs(88 * 60);
@@ -28,7 +28,7 @@ fn main() -> ExitCode {
 fn all() -> Result<bool> {
     kit::interrupt::install()?;
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).context("no checkout")?;
-    let logs = new_log_folder()?;
+    let logs = new_log_directory()?;
     let mut run = Run::new(root, std::io::stdout(), &logs, RUN_MAX)?;
     steps::plan::run_all(&mut run)?;
     run.finish()

@@ -16,7 +16,7 @@ use crate::command::{self, Console, End, Group};
 use crate::junit;
 use crate::tally::{Outcome, Tally, Verdict};
 
-/// Log folders of earlier runs that are kept.
+/// Log directories of earlier runs that are kept.
 const RUNS_KEPT: usize = 5;
 /// Steps listed as the longest.
 const LONGEST: usize = 12;
@@ -52,7 +52,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// A run in the checkout `root` of at most `time`. Its output goes to `output` and to the folder
+    /// A run in the checkout `root` of at most `time`. Its output goes to `output` and to the directory
     /// `logs`.
     ///
     /// # Errors
@@ -139,7 +139,7 @@ impl Run {
         self.counted(minutes, name, &command, Path::new(CARGO_JUNIT), Some("cargo"))
     }
 
-    /// Cases in VMs, each counted by itself. `report` names their folder of logs. A VM that does
+    /// Cases in VMs, each counted by itself. `report` names their directory of logs. A VM that does
     /// not come up is booted again; the last lines of the run say so.
     ///
     /// # Errors
@@ -151,10 +151,10 @@ impl Run {
         report: &str,
         arguments: &[&str],
     ) -> Result<()> {
-        let folder = format!("target/lab/{report}");
-        let mut command = vec!["target/release/lab", "run", "--report", &folder];
+        let directory = format!("target/lab/{report}");
+        let mut command = vec!["target/release/lab", "run", "--report", &directory];
         command.extend(arguments);
-        self.counted(minutes, name, &command, &Path::new(&folder).join("junit.xml"), None)
+        self.counted(minutes, name, &command, &Path::new(&directory).join("junit.xml"), None)
     }
 
     /// A step whose tests are counted by its JUnit file.
@@ -191,16 +191,16 @@ impl Run {
         Ok(())
     }
 
-    /// Appends the folder that `command` prints to `PATH`, for later steps.
+    /// Appends the directory that `command` prints to `PATH`, for later steps.
     ///
     /// # Errors
     /// The command cannot be started.
     pub fn add_to_path(&mut self, command: &[&str]) -> Result<()> {
         let output = self.command(command).stderr(std::process::Stdio::inherit()).output()?;
-        let folder = String::from_utf8_lossy(&output.stdout).trim().to_owned();
-        if !folder.is_empty() {
+        let directory = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+        if !directory.is_empty() {
             self.path.push(":");
-            self.path.push(folder);
+            self.path.push(directory);
         }
         Ok(())
     }
@@ -278,12 +278,12 @@ impl Run {
     }
 }
 
-/// Makes a folder for the logs of a run in the cache: a clean checkout is often deleted after its
+/// Makes a directory for the logs of a run in the cache: a clean checkout is often deleted after its
 /// tests. Removes the oldest ones.
 ///
 /// # Errors
-/// The folder cannot be made.
-pub fn new_log_folder() -> Result<PathBuf> {
+/// The directory cannot be made.
+pub fn new_log_directory() -> Result<PathBuf> {
     let cache = match std::env::var_os("XDG_CACHE_HOME") {
         Some(cache) => PathBuf::from(cache),
         None => PathBuf::from(std::env::var_os("HOME").unwrap_or("/root".into())).join(".cache"),
@@ -294,9 +294,9 @@ pub fn new_log_folder() -> Result<PathBuf> {
     let logs = all.join(format!("{now}-{}", std::process::id()));
     std::fs::create_dir_all(&logs).with_context(|| format!("cannot make {}", logs.display()))?;
     let entries = std::fs::read_dir(&all)?.collect::<std::io::Result<Vec<_>>>()?;
-    let mut folders: Vec<PathBuf> = entries.iter().map(|entry| entry.path()).collect();
-    folders.sort();
-    for old in folders.iter().rev().skip(RUNS_KEPT) {
+    let mut directories: Vec<PathBuf> = entries.iter().map(|entry| entry.path()).collect();
+    directories.sort();
+    for old in directories.iter().rev().skip(RUNS_KEPT) {
         std::fs::remove_dir_all(old).with_context(|| format!("cannot remove {}", old.display()))?;
     }
     Ok(logs)
@@ -307,15 +307,15 @@ mod tests {
     use super::*;
 
     struct Rig {
-        _folder: tempfile::TempDir,
+        _directory: tempfile::TempDir,
         log: PathBuf,
         run: Run,
     }
 
     fn rig(time: Duration) -> Rig {
-        let folder = tempfile::tempdir().unwrap();
-        let run = Run::new(folder.path(), std::io::sink(), folder.path(), time).unwrap();
-        Rig { log: folder.path().join("output.log"), run, _folder: folder }
+        let directory = tempfile::tempdir().unwrap();
+        let run = Run::new(directory.path(), std::io::sink(), directory.path(), time).unwrap();
+        Rig { log: directory.path().join("output.log"), run, _directory: directory }
     }
 
     /// Ends the run; returns its result and its output.

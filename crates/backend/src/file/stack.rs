@@ -54,22 +54,22 @@ mod tests {
     use std::os::unix::fs::symlink;
     use tempfile::TempDir;
 
-    /// A folder like [`DEVICES`] in which each device is made of those behind it.
+    /// A directory like [`DEVICES`] in which each device is made of those behind it.
     fn devices(made_of: &[(&str, &[&str])]) -> TempDir {
-        let folder = tempfile::tempdir().expect("a folder");
+        let directory = tempfile::tempdir().expect("a directory");
         for (device, below) in made_of {
-            fs::create_dir_all(folder.path().join(device).join("slaves")).expect("a device");
+            fs::create_dir_all(directory.path().join(device).join("slaves")).expect("a device");
             for of in *below {
-                let slave = folder.path().join(device).join("slaves").join(of.replace(':', "-"));
+                let slave = directory.path().join(device).join("slaves").join(of.replace(':', "-"));
                 fs::create_dir(&slave).expect("a slave");
                 fs::write(slave.join("dev"), format!("{of}\n")).expect("its number");
             }
         }
-        folder
+        directory
     }
 
-    fn blocks(folder: &TempDir, device: (u32, u32)) -> bool {
-        has_nbd(folder.path(), device, LEVELS_MAX)
+    fn blocks(directory: &TempDir, device: (u32, u32)) -> bool {
+        has_nbd(directory.path(), device, LEVELS_MAX)
     }
 
     #[test]

@@ -11,25 +11,25 @@ use std::process::Command;
 use std::sync::Arc;
 use tempfile::TempDir;
 
-/// A folder of this build on a real file system.
+/// A directory of this build on a real file system.
 pub(crate) const DISK: &str = env!("CARGO_TARGET_TMPDIR");
-/// A folder in memory. Every Linux has it.
+/// A directory in memory. Every Linux has it.
 pub(crate) const TMPFS: &str = "/dev/shm";
 
 /// An image file, deleted on drop.
 pub(crate) struct Image {
     pub(crate) path: PathBuf,
-    _folder: TempDir,
+    _directory: TempDir,
 }
 
 impl Image {
-    /// A sparse image of `size` bytes in a new folder below `place`.
+    /// A sparse image of `size` bytes in a new directory below `place`.
     pub(crate) fn new(place: &str, size: u64) -> Result<Image, String> {
-        let folder = TempDir::new_in(place).map_err(|why| format!("{place}: {why}"))?;
-        let path = folder.path().join("image.raw");
+        let directory = TempDir::new_in(place).map_err(|why| format!("{place}: {why}"))?;
+        let path = directory.path().join("image.raw");
         let file = fs::File::create(&path).map_err(|why| why.to_string())?;
         file.set_len(size).map_err(|why| why.to_string())?;
-        Ok(Image { path, _folder: folder })
+        Ok(Image { path, _directory: directory })
     }
 }
 
@@ -102,7 +102,7 @@ impl Drop for LoopDevice {
 /// A file system on a loop device of 4096-byte sectors, as on a host with 4Kn disks: O_DIRECT
 /// refuses anything smaller there. Unmounted when dropped.
 pub(crate) struct Mounted {
-    pub(crate) folder: TempDir,
+    pub(crate) directory: TempDir,
     _device: LoopDevice,
 }
 
@@ -111,10 +111,10 @@ impl Mounted {
     /// impossible here, the error names the reason.
     pub(crate) fn with_4k_sectors(mkfs: &str) -> Result<Mounted, String> {
         let device = LoopDevice::new(320 << 20, 4096)?;
-        let folder = TempDir::new_in(DISK).map_err(|why| why.to_string())?;
+        let directory = TempDir::new_in(DISK).map_err(|why| why.to_string())?;
         run(Command::new(mkfs).arg("-q").arg(&device.path))?;
-        run(Command::new("mount").arg(&device.path).arg(folder.path()))?;
-        let mounted = Mounted { folder, _device: device };
+        run(Command::new("mount").arg(&device.path).arg(directory.path()))?;
+        let mounted = Mounted { directory, _device: device };
         let image = mounted.image(4096);
         let small = fs::OpenOptions::new().write(true).custom_flags(libc::O_DIRECT).open(&image);
         let memory = [0; 1024];
@@ -127,7 +127,7 @@ impl Mounted {
 
     /// Creates a sparse image in the file system.
     pub(crate) fn image(&self, size: u64) -> PathBuf {
-        let path = self.folder.path().join("image.raw");
+        let path = self.directory.path().join("image.raw");
         let file = fs::File::create(&path).expect("an image can be made");
         file.set_len(size).expect("its size can be set");
         path
@@ -136,8 +136,8 @@ impl Mounted {
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        if let Err(why) = run(Command::new("umount").arg(self.folder.path())) {
-            eprintln!("{} stays mounted: {why}", self.folder.path().display());
+        if let Err(why) = run(Command::new("umount").arg(self.directory.path())) {
+            eprintln!("{} stays mounted: {why}", self.directory.path().display());
         }
     }
 }

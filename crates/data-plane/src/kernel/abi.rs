@@ -304,8 +304,8 @@ mod tests {
 
     /// The values of the C expressions, compiled with the project's header.
     fn compiled(expressions: &[&str]) -> BTreeMap<String, u64> {
-        let folder = tempfile::tempdir().unwrap();
-        let (source, program) = (folder.path().join("abi.c"), folder.path().join("abi"));
+        let directory = tempfile::tempdir().unwrap();
+        let (source, program) = (directory.path().join("abi.c"), directory.path().join("abi"));
         let mut text = String::from(
             "#include <stddef.h>\n#include <stdio.h>\n#include <vhost_blk.h>\nint main(void) {\n",
         );

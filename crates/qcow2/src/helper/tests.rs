@@ -41,11 +41,11 @@ fn ask(thread: &mut Thread, questions: Vec<Question>) -> Answers {
 
 /// An image with 66 L2 tables, which have more than is looked at between two batches, and a cluster of data.
 fn many_tables() -> (tempfile::TempDir, Image) {
-    let folder = tempfile::tempdir().expect("a folder");
-    let path = folder.path().join("many.qcow2");
-    let folder_path = folder.path().to_owned();
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("many.qcow2");
+    let directory_path = directory.path().to_owned();
     let run = |program: &str, args: &[&str]| {
-        let run = Command::new(program).current_dir(&folder_path).args(args).output();
+        let run = Command::new(program).current_dir(&directory_path).args(args).output();
         assert!(run.expect("it runs; scripts/setup.sh installs it").status.success(), "{args:?}");
     };
     let options = ["-o", "preallocation=metadata", "many.qcow2", "33G"];
@@ -55,12 +55,12 @@ fn many_tables() -> (tempfile::TempDir, Image) {
     let header = links[0].header.as_ref().expect("a header");
     let access = chain::open(&links, true, None).expect("it opens");
     let image = Image::new(access, header, std::sync::Arc::default());
-    (folder, image)
+    (directory, image)
 }
 
 #[test]
 fn reads_are_answered_and_changes_wait_while_tables_are_looked_at() {
-    let (_folder, image) = many_tables();
+    let (_directory, image) = many_tables();
     let mut thread = idle(image);
     let write = |at| Question::Write(at, vec![1; 4096]);
     thread.look();
@@ -87,7 +87,7 @@ fn reads_are_answered_and_changes_wait_while_tables_are_looked_at() {
 
 #[test]
 fn more_changes_than_a_batch_wait_for_the_tables_and_are_all_answered() {
-    let (_folder, image) = many_tables();
+    let (_directory, image) = many_tables();
     let mut thread = idle(image);
     let count = 2 * BATCH_MAX as u32;
     let answered = ask(&mut thread, (0..count).map(|_| Question::Zero(0, 4096)).collect());
@@ -105,9 +105,9 @@ fn more_changes_than_a_batch_wait_for_the_tables_and_are_all_answered() {
 
 #[test]
 fn a_table_that_cannot_be_read_fails_the_changes_and_the_next_one_looks_again() {
-    let (folder, image) = many_tables();
+    let (directory, image) = many_tables();
     let mut thread = idle(image);
-    let unreadable = File::create(folder.path().join("unreadable")).expect("a file");
+    let unreadable = File::create(directory.path().join("unreadable")).expect("a file");
     let store = thread.image.store().expect("the image");
     let kept = store.exchange(&unreadable);
     let answered = ask(&mut thread, vec![Question::Zero(0, 4096)]);
@@ -129,7 +129,7 @@ fn a_table_that_cannot_be_read_fails_the_changes_and_the_next_one_looks_again() 
 #[test]
 fn a_place_that_is_committed_is_told_before_the_commit_and_no_other_one() {
     const CLUSTER: u64 = 64 << 10;
-    let (_folder, _file, image) = overlay();
+    let (_directory, _file, image) = overlay();
     let mut thread = idle(image);
     let write = |at| Question::Write(at, vec![1; 4096]);
     ask(&mut thread, vec![write(0), write(CLUSTER), write(3 * CLUSTER)]);
@@ -156,7 +156,7 @@ fn a_place_that_is_committed_is_told_before_the_commit_and_no_other_one() {
 
 #[test]
 fn a_failed_commit_gives_no_question_of_its_batch_a_place_that_the_file_lacks() {
-    let (_folder, file, image) = overlay();
+    let (_directory, file, image) = overlay();
     let mut thread = idle(image);
     let questions = vec![
         Question::Write(4096, vec![1; 4096]),

@@ -14,14 +14,14 @@ use tempfile::TempDir;
 pub(crate) const MIB: u64 = 1 << 20;
 
 /// Runs a program of qemu-utils. `scripts/setup.sh` installs them.
-pub(crate) fn qemu(program: &str, folder: &Path, args: &[&str]) -> Output {
-    let ran = Command::new(program).current_dir(folder).args(args).output();
+pub(crate) fn qemu(program: &str, directory: &Path, args: &[&str]) -> Output {
+    let ran = Command::new(program).current_dir(directory).args(args).output();
     ran.unwrap_or_else(|why| panic!("{program}: {why}; install qemu-utils (scripts/setup.sh)"))
 }
 
 /// As [`qemu`], and panics if the program fails.
-pub(crate) fn qemu_ok(program: &str, folder: &Path, args: &[&str]) -> String {
-    let ran = qemu(program, folder, args);
+pub(crate) fn qemu_ok(program: &str, directory: &Path, args: &[&str]) -> String {
+    let ran = qemu(program, directory, args);
     let text = String::from_utf8_lossy(&ran.stdout).into_owned();
     assert!(
         ran.status.success(),
@@ -31,21 +31,21 @@ pub(crate) fn qemu_ok(program: &str, folder: &Path, args: &[&str]) -> String {
     text
 }
 
-/// A folder on a real file system.
-pub(crate) fn folder() -> TempDir {
+/// A directory on a real file system.
+pub(crate) fn directory() -> TempDir {
     let program = std::env::current_exe().expect("this program has a path");
-    TempDir::new_in(program.parent().expect("it lies in a folder")).expect("a folder")
+    TempDir::new_in(program.parent().expect("it lies in a directory")).expect("a directory")
 }
 
 /// An empty image of `mib` MiB.
-pub(crate) fn image(folder: &TempDir, mib: u64, options: &str) -> PathBuf {
+pub(crate) fn image(directory: &TempDir, mib: u64, options: &str) -> PathBuf {
     let size = format!("{mib}M");
     qemu_ok(
         "qemu-img",
-        folder.path(),
+        directory.path(),
         &["create", "-q", "-f", "qcow2", "-o", options, "a.qcow2", &size],
     );
-    folder.path().join("a.qcow2")
+    directory.path().join("a.qcow2")
 }
 
 pub(crate) fn options(allow_backing: AllowBacking, direct: bool) -> Qcow2Options {
@@ -65,9 +65,9 @@ pub(crate) fn rig(disk: &Qcow2Disk) -> Rig {
 
 /// `qemu-img check` finds no error, and our own check agrees; leaked clusters are allowed.
 pub(crate) fn check(path: &Path) -> Result<(), String> {
-    let folder = path.parent().expect("a file in a folder");
+    let directory = path.parent().expect("a file in a directory");
     let ran =
-        qemu("qemu-img", folder, &["check", "-U", "-f", "qcow2", &path.display().to_string()]);
+        qemu("qemu-img", directory, &["check", "-U", "-f", "qcow2", &path.display().to_string()]);
     match ran.status.code() {
         Some(theirs @ (0 | 3)) => {
             let file = File::open(path).map_err(|why| why.to_string())?;
@@ -89,16 +89,16 @@ pub(crate) fn check(path: &Path) -> Result<(), String> {
 pub(crate) fn content(path: &Path) -> Vec<u8> {
     let raw = path.with_extension("content");
     let (from, to) = (path.display().to_string(), raw.display().to_string());
-    let folder = path.parent().expect("a file in a folder");
-    qemu_ok("qemu-img", folder, &["convert", "-U", "-f", "qcow2", "-O", "raw", &from, &to]);
+    let directory = path.parent().expect("a file in a directory");
+    qemu_ok("qemu-img", directory, &["convert", "-U", "-f", "qcow2", "-O", "raw", &from, &to]);
     std::fs::read(raw).expect("the converted image")
 }
 
 /// The verdict of `qemu-img check`: its exit code and its report.
 fn verdict(path: &Path) -> (i32, serde_json::Value) {
-    let folder = path.parent().expect("a file in a folder");
+    let directory = path.parent().expect("a file in a directory");
     let name = path.display().to_string();
-    let ran = qemu("qemu-img", folder, &["check", "-f", "qcow2", "--output", "json", &name]);
+    let ran = qemu("qemu-img", directory, &["check", "-f", "qcow2", "--output", "json", &name]);
     let told = || String::from_utf8_lossy(&ran.stderr).into_owned().into();
     let report = serde_json::from_slice(&ran.stdout).unwrap_or_else(|_| told());
     (ran.status.code().expect("it ends by itself"), report)

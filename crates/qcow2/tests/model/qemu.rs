@@ -19,7 +19,7 @@ impl Format {
 
 /// Makes an empty image; `below` is its backing file and that file's format.
 pub(crate) fn create(
-    folder: &Path,
+    directory: &Path,
     name: &str,
     format: Format,
     below: Option<(&str, &str)>,
@@ -30,35 +30,37 @@ pub(crate) fn create(
     let create = ["create", "-qf", "qcow2", "-o", &options];
     let below = below.map(|(backing, format)| ["-b", backing, "-F", format]);
     let below = below.as_ref().map_or(&[][..], |words| &words[..]);
-    qemu_ok("qemu-img", folder, &[&create[..], below, &[name, &size]].concat());
+    qemu_ok("qemu-img", directory, &[&create[..], below, &[name, &size]].concat());
 }
 
 /// Makes an image of compressed clusters from a raw file.
-pub(crate) fn compress(folder: &Path, raw: &str, name: &str, format: Format) {
+pub(crate) fn compress(directory: &Path, raw: &str, name: &str, format: Format) {
     let options = format.options();
     let convert = ["convert", "-c", "-f", "raw", "-O", "qcow2", "-o", &options, raw, name];
-    qemu_ok("qemu-img", folder, &convert);
+    qemu_ok("qemu-img", directory, &convert);
 }
 
 /// Runs a command of `qemu-io` on a closed image. Returns false if QEMU refuses it.
-pub(crate) fn io(folder: &Path, name: &str, command: &str) -> bool {
-    qemu("qemu-io", folder, &["-d", "unmap", "-f", "qcow2", "-c", command, name]).status.success()
+pub(crate) fn io(directory: &Path, name: &str, command: &str) -> bool {
+    qemu("qemu-io", directory, &["-d", "unmap", "-f", "qcow2", "-c", command, name])
+        .status
+        .success()
 }
 
 /// The content of a part of a closed disk.
-pub(crate) fn read(folder: &Path, name: &str) -> Vec<u8> {
-    common::content(&folder.join(name))
+pub(crate) fn read(directory: &Path, name: &str) -> Vec<u8> {
+    common::content(&directory.join(name))
 }
 
 /// Checks a closed image: the tables, without a leak unless `may_leak`, the content, and the place of all data.
-pub(crate) fn judge(folder: &Path, name: &str, content: &[u8], may_leak: bool) {
-    let path = folder.join(name);
+pub(crate) fn judge(directory: &Path, name: &str, content: &[u8], may_leak: bool) {
+    let path = directory.join(name);
     let verdict = common::compare(&path);
     assert!(verdict == 0 || may_leak && verdict == 3, "qemu-img check {name}: {verdict}");
-    let found = read(folder, name);
+    let found = read(directory, name);
     assert_eq!(found.len(), content.len(), "{name}");
     assert_same(&found, content, 0, name);
-    let map = qemu_ok("qemu-img", folder, &["map", "-f", "qcow2", "--output=json", name]);
+    let map = qemu_ok("qemu-img", directory, &["map", "-f", "qcow2", "--output=json", name]);
     let map: Value = serde_json::from_str(&map).expect("a map");
     let file = fs::read(&path).expect("the image");
     for extent in map.as_array().expect("a list") {

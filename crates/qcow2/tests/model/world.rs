@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The chain of a sequence, its disk with three lanes, and the model of its content.
 
-use crate::common::{folder, options, rig};
+use crate::common::{directory, options, rig};
 use crate::qemu;
 use crate::steps::{Base, Format, NUMBERS, Part, Start};
 use backend::conformance::Rig;
@@ -32,7 +32,7 @@ pub(crate) struct Layer {
 
 /// A disk that the steps change.
 pub(crate) struct World {
-    folder: TempDir,
+    directory: TempDir,
     /// The image of the disk is the last one.
     pub(crate) chain: Vec<Layer>,
     /// The content of the disk.
@@ -55,9 +55,9 @@ pub(crate) fn stamped(byte: u8, at: u64, len: u64) -> Vec<u8> {
     data
 }
 
-/// A folder in memory if there is one: a sync takes most of the time elsewhere.
-fn quick_folder() -> TempDir {
-    TempDir::new_in("/dev/shm").unwrap_or_else(|_| folder())
+/// A directory in memory if there is one: a sync takes most of the time elsewhere.
+fn quick_directory() -> TempDir {
+    TempDir::new_in("/dev/shm").unwrap_or_else(|_| directory())
 }
 
 /// The content of a base: data with holes.
@@ -73,7 +73,7 @@ impl World {
     /// Makes the images, and opens the disk.
     pub(crate) fn create(start: &Start) -> World {
         let mut world = World {
-            folder: quick_folder(),
+            directory: quick_directory(),
             chain: Vec::new(),
             model: Vec::new(),
             disk: None,
@@ -131,9 +131,9 @@ impl World {
         self.chain.push(Layer { name, format, frozen });
     }
 
-    /// The folder of the images.
+    /// The directory of the images.
     pub(crate) fn path(&self) -> &Path {
-        self.folder.path()
+        self.directory.path()
     }
 
     /// The path of a file.

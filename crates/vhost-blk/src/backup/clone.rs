@@ -194,14 +194,14 @@ mod tests {
     /// No clone is made in no time, on any file system.
     #[test]
     fn a_disk_that_takes_too_long_is_copied_unless_it_has_to_be_cloned() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("source");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("source");
         fs::write(&path, [1; 4096]).unwrap();
         let act = |must| Act {
             disk: "a".to_owned(),
             source: File::open(&path).unwrap(),
-            target: File::create(folder.path().join("target")).unwrap(),
-            path: folder.path().join("copy"),
+            target: File::create(directory.path().join("target")).unwrap(),
+            path: directory.path().join("copy"),
             size_bytes: 4096,
             qcow2: None,
             must,

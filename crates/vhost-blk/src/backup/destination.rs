@@ -237,7 +237,7 @@ impl Made {
 fn image_over(before: &Base, target: &Path, size_bytes: u64) -> Result<Option<NewImage>, String> {
     let Some((backing, is_qcow2)) = before.image() else { return Ok(None) };
     let target = real_path(target)
-        .map_err(|why| format!("{}: {why}; check its folder", target.display()))?;
+        .map_err(|why| format!("{}: {why}; check its directory", target.display()))?;
     NewImage::over(&target, size_bytes, backing, is_qcow2).map(Some)
 }
 

@@ -363,7 +363,7 @@ fn reload(disks: &Arc<Disks>, client: &Client<'_>, call: &Call) -> Result<Value,
     let what = "read the configuration again";
     let act = "the reload of the configuration".to_owned();
     let turn = disks.turn(what, act, &mut || client.is_connected())?;
-    // A folder that is missing is no error of the call.
+    // A directory that is missing is no error of the call.
     let reports =
         disks.reload_now(&turn).map_err(|failure| Failure { sort: Sort::Run, ..failure })?;
     drop(turn);

@@ -130,7 +130,7 @@ pub enum Action {
     /// Complete the requests in flight of a disk and take no other one. The guest's requests wait;
     /// the image stays open and locked
     Pause(Named),
-    /// Read the folder of configuration files again, as SIGHUP does. Adds, removes and changes the
+    /// Read the directory of configuration files again, as SIGHUP does. Adds, removes and changes the
     /// disks whose files have changed, and prints the treatment of each
     Reload,
     /// Close the connection and the socket of a disk, complete its requests in flight, and close it

@@ -391,7 +391,7 @@ pub(super) fn status(status: &Value) -> String {
     line("limits", limits_text(&status["limits"]));
     line("data plane", format!("{} ({})", word("data_plane"), word("why")));
     match status["origin"].as_str() {
-        Some("folder") => line("origin", "a file of --config-dir".into()),
+        Some("directory") => line("origin", "a file of --config-dir".into()),
         Some(_) => line("origin", "a command".into()),
         None => {}
     }

@@ -23,7 +23,7 @@ fn without_an_image_there_is_no_disk_and_no_null_disk_in_its_place() {
 /// The path of a locked image may get another file until its next opening.
 #[test]
 fn another_file_at_the_path_of_a_locked_one_is_refused() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let image = NewImage {
         size_bytes: 1 << 20,
         cluster_bytes: CLUSTER_BYTES,
@@ -31,7 +31,7 @@ fn another_file_at_the_path_of_a_locked_one_is_refused() {
         preallocation: Preallocation::Off,
     };
     for format in ["raw", "qcow2"] {
-        let path = folder.path().join(format);
+        let path = directory.path().join(format);
         let copied = path.with_extension("copied");
         for name in [&path, &copied] {
             let fill = |file: &fs::File| match format {

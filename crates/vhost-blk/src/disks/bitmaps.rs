@@ -39,13 +39,13 @@ const AWAY: &str =
 /// The remedy if an incremental backup is not possible.
 pub(super) const FULL: &str = "make a full backup with --bitmap";
 
-/// The path of a file that need not exist, without symbolic links to its folder.
+/// The path of a file that need not exist, without symbolic links to its directory.
 ///
 /// # Errors
 /// The error of the system call.
 pub(crate) fn real_path(path: &Path) -> io::Result<PathBuf> {
-    let folder = path.parent().unwrap_or(Path::new("/"));
-    Ok(fs::canonicalize(folder)?.join(path.file_name().unwrap_or_default()))
+    let directory = path.parent().unwrap_or(Path::new("/"));
+    Ok(fs::canonicalize(directory)?.join(path.file_name().unwrap_or_default()))
 }
 
 /// A bitmap, from the moment of a backup on.

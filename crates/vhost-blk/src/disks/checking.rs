@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `vhost-blk daemon --check`: reads the configuration folder, and serves nothing.
+//! `vhost-blk daemon --check`: reads the configuration directory, and serves nothing.
 
-use super::reload::{path_of, read_folder};
+use super::reload::{path_of, read_directory};
 use super::sharing;
 use crate::config;
 use crate::failure::Failure;
@@ -11,12 +11,15 @@ use crate::values::LockMode;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// The errors in the files of a folder, and the number of files. Opens neither images nor sockets.
+/// The errors in the files of a directory, and the number of files. Opens neither images nor sockets.
 ///
 /// # Errors
-/// [`Failure`] if the folder cannot be read.
-pub fn check_files(process: &ProcessArgs, folder: &Path) -> Result<(Vec<Failure>, usize), Failure> {
-    let files = read_folder(folder)?;
+/// [`Failure`] if the directory cannot be read.
+pub fn check_files(
+    process: &ProcessArgs,
+    directory: &Path,
+) -> Result<(Vec<Failure>, usize), Failure> {
+    let files = read_directory(directory)?;
     let count = files.len();
     let (mut failures, mut sockets, mut images) = (Vec::new(), BTreeMap::new(), BTreeMap::new());
     for (name, file) in files {
@@ -26,7 +29,7 @@ pub fn check_files(process: &ProcessArgs, folder: &Path) -> Result<(Vec<Failure>
             Ok(args)
         });
         match checked {
-            Err(failure) => failures.push(config::of_file(&path_of(folder, &name), failure)),
+            Err(failure) => failures.push(config::of_file(&path_of(directory, &name), failure)),
             Ok(args) => {
                 failures.extend(socket_failure(&mut sockets, &name, &args));
                 failures.extend(image_failure(&mut images, &name, &args));

@@ -8,7 +8,7 @@ use crate::disk_options;
 use crate::image::inherit;
 use crate::options::DiskArgs;
 use crate::values::{Burst, Cache, OnError, word};
-use backend::create::sync_folder;
+use backend::create::sync_directory;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -83,7 +83,7 @@ impl NewConfig {
     /// # Errors
     /// The cause; the present file stays.
     pub(super) fn replace(self, is_marked: bool) -> Result<(), String> {
-        self.replace_by(is_marked, sync_folder)
+        self.replace_by(is_marked, sync_directory)
     }
 
     fn replace_by(
@@ -98,7 +98,7 @@ impl NewConfig {
         }
         // A second name of the present file.
         let linked = |name: &Path| fs::hard_link(&path, name);
-        let second = || names().make_in(folder_of(&path), linked).map_err(failed);
+        let second = || names().make_in(directory_of(&path), linked).map_err(failed);
         let present = (!is_marked).then(second).transpose()?;
         new.persist(&path).map_err(|error| failed(error.error))?;
         let Err(error) = sync(&path) else { return Ok(()) };
@@ -121,7 +121,7 @@ fn names() -> tempfile::Builder<'static, 'static> {
     names
 }
 
-fn folder_of(path: &Path) -> &Path {
+fn directory_of(path: &Path) -> &Path {
     path.parent().unwrap_or(Path::new("/"))
 }
 
@@ -145,7 +145,7 @@ fn write_beside(
     permit: impl FnOnce(&File) -> io::Result<()>,
 ) -> Result<NamedTempFile, String> {
     let written = || {
-        let mut made = names().tempfile_in(folder_of(path))?;
+        let mut made = names().tempfile_in(directory_of(path))?;
         permit(made.as_file())?;
         made.write_all(text.as_bytes())?;
         made.as_file().sync_all()?;
@@ -156,7 +156,7 @@ fn write_beside(
 
 fn cannot_write(file: &Path, error: &io::Error) -> String {
     format!(
-        "{} cannot be written: {error}; let the daemon's user write to its folder (ReadWritePaths= of its unit)",
+        "{} cannot be written: {error}; let the daemon's user write to its directory (ReadWritePaths= of its unit)",
         file.display()
     )
 }
@@ -168,7 +168,7 @@ fn cannot_write(file: &Path, error: &io::Error) -> String {
 pub(super) fn create(path: &Path, args: &DiskArgs) -> Result<(), String> {
     let made = write_new(path, args)?;
     match made.persist_noclobber(path) {
-        Ok(_) => sync_folder(path).map_err(|error| cannot_write(path, &error)),
+        Ok(_) => sync_directory(path).map_err(|error| cannot_write(path, &error)),
         Err(error) if error.error.kind() == io::ErrorKind::AlreadyExists => {
             Err(format!("{} exists; remove or rename that file", path.display()))
         }
@@ -300,8 +300,8 @@ mod tests {
     use toml::Table;
 
     /// The file of a disk that goes on in `/b`, and the new one.
-    fn of_next(folder: &Path) -> (PathBuf, NewConfig) {
-        let file = folder.join("a.toml");
+    fn of_next(directory: &Path) -> (PathBuf, NewConfig) {
+        let file = directory.join("a.toml");
         let text = "blk-file = '/a'\nsocket-path = '/s'\n";
         fs::write(&file, text).unwrap();
         let old = config::disk_of_file(&file).unwrap();
@@ -313,17 +313,17 @@ mod tests {
     /// After a crash, the old file would start the disk in its old image, which no mark keeps it from.
     #[test]
     fn a_new_file_that_is_not_durable_is_refused_if_the_old_image_has_no_mark() {
-        let folder = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         let fails = |_: &Path| Err(io::Error::from_raw_os_error(libc::EIO));
         for (is_marked, named, done) in [(false, "'/a'", false), (true, "\"/b\"", true)] {
-            let (file, config) = of_next(folder.path());
+            let (file, config) = of_next(directory.path());
             let replaced = config.replace_by(is_marked, fails);
             assert_eq!(replaced.is_ok(), done, "{replaced:?}");
             let text = fs::read_to_string(&file).unwrap();
             assert!(text.contains(named), "{text}");
-            assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+            assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
         }
-        let (file, config) = of_next(folder.path());
+        let (file, config) = of_next(directory.path());
         config.replace(false).unwrap();
         assert!(fs::read_to_string(&file).unwrap().contains("/b"));
     }
@@ -390,19 +390,19 @@ mod tests {
 
     #[test]
     fn a_file_that_was_changed_meanwhile_is_not_replaced() {
-        let folder = tempfile::tempdir().unwrap();
-        let (file, config) = of_next(folder.path());
+        let directory = tempfile::tempdir().unwrap();
+        let (file, config) = of_next(directory.path());
         fs::write(&file, "blk-file = '/c'\nsocket-path = '/s'\n").unwrap();
         let why = config.replace(false).unwrap_err();
         assert!(why.contains("was changed meanwhile"), "{why}");
         assert!(fs::read_to_string(&file).unwrap().contains("/c"));
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
     }
 
     #[test]
     fn a_new_file_has_the_options_that_are_no_defaults_and_replaces_no_other_one() {
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("a.toml");
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("a.toml");
         for table in [
             "blk-file = '/a'\nsocket-path = '/s'",
             "blk-file = '/o''s\"'\nsocket-path = '/s'\nwrap = ['delay:us=1', 'limit:iops=5']\n\
@@ -418,7 +418,7 @@ mod tests {
             assert!(!text.contains("queue-size"), "{text}");
             let why = create(&file, &args).unwrap_err();
             assert!(why.contains("exists; remove or rename"), "{why}");
-            assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+            assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
             fs::remove_file(&file).unwrap();
         }
     }

@@ -139,7 +139,7 @@ impl Source {
     /// Checks the origin of the options of the disk.
     pub(super) fn check_config(&self, updates: bool) -> Result<(), String> {
         let refusal = match (self.origin, updates) {
-            (Origin::Folder, false) => {
+            (Origin::Directory, false) => {
                 "its file of --config-dir names the present image, which the next start would not \
                  open; give --update-config, which changes the file"
             }
@@ -220,8 +220,8 @@ impl Disks {
         updates: bool,
     ) -> Result<Option<NewConfig>, String> {
         match (&self.mode, source.origin) {
-            (Mode::Many(Some(folder)), Origin::Folder) if updates => {
-                let file = folder.join(format!("{}.toml", source.name));
+            (Mode::Many(Some(directory)), Origin::Directory) if updates => {
+                let file = directory.join(format!("{}.toml", source.name));
                 NewConfig::prepare(&file, &source.args, args).map(Some)
             }
             _ => Ok(None),
@@ -264,22 +264,22 @@ impl Disks {
     }
 }
 
-/// The path of a new file, in an existing folder without symbolic links.
+/// The path of a new file, in an existing directory without symbolic links.
 pub(super) fn path_of_new(path: &Path) -> Result<PathBuf, String> {
     let shown = path.display();
-    let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else {
+    let (Some(directory), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(format!("{shown}: it names no file; give the path of a new file"));
     };
     if !path.is_absolute() {
-        return Err(format!("{shown}: the daemon has another folder; give an absolute path"));
+        return Err(format!("{shown}: the daemon has another directory; give an absolute path"));
     }
-    let folder = fs::canonicalize(folder)
-        .map_err(|error| format!("{shown}: its folder: {error}; give one that exists"))?;
-    let path = folder.join(name);
-    match (folder.is_dir(), path.to_str()) {
+    let directory = fs::canonicalize(directory)
+        .map_err(|error| format!("{shown}: its directory: {error}; give one that exists"))?;
+    let path = directory.join(name);
+    match (directory.is_dir(), path.to_str()) {
         (true, Some(_)) => Ok(path),
         (true, None) => Err(format!("{shown}: the path is not UTF-8; give another one")),
-        (false, _) => Err(format!("{shown}: its parent is no folder; give one that exists")),
+        (false, _) => Err(format!("{shown}: its parent is no directory; give one that exists")),
     }
 }
 

@@ -131,7 +131,7 @@ impl Held<'_> {
         &self.all
     }
 
-    /// Names of the disks of the folder that have failed to start.
+    /// Names of the disks of the directory that have failed to start.
     pub fn failed(&self) -> &[String] {
         &self.failed
     }

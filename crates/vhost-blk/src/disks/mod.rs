@@ -6,9 +6,9 @@
 //!
 //! | State | Begins | Ends |
 //! |---|---|---|
-//! | absent | at the start, and when the thread of the disk has ended | [`Disks::add`], a file of the folder |
+//! | absent | at the start, and when the thread of the disk has ended | [`Disks::add`], a file of the directory |
 //! | starting | the name is taken, and a thread opens the disk (`starting.rs`); a disk has ended for a restart (`restart.rs`) | its success or failure, or [`Disks::remove`] |
-//! | failed | a disk of the folder could not be opened, or has ended late for a restart (`restart.rs`) | the next try (`openers.rs`, a reload), [`Disks::remove`], the end of its file |
+//! | failed | a disk of the directory could not be opened, or has ended late for a restart (`restart.rs`) | the next try (`openers.rs`, a reload), [`Disks::remove`], the end of its file |
 //! | served | the thread of the disk runs | its end, after a stop or the end of `--fd` |
 //! | stopping | as served, after [`Disks::remove`] or the stop of the process | the end of its thread, or a removal by force |
 //!
@@ -100,7 +100,7 @@ const LOOK: Duration = Duration::from_secs(1);
 pub enum Mode {
     /// `serve`: one disk from start to end.
     One,
-    /// `daemon`: any number, and the folder of their configuration files.
+    /// `daemon`: any number, and the directory of their configuration files.
     Many(Option<PathBuf>),
 }
 
@@ -110,8 +110,8 @@ pub enum Mode {
 pub enum Origin {
     /// A command, or the command line of `serve`.
     Command,
-    /// A file of the configuration folder.
-    Folder,
+    /// A file of the configuration directory.
+    Directory,
 }
 
 /// A disk to add.
@@ -175,7 +175,7 @@ struct State {
     left: Vec<Left>,
     /// Disks that a reload treats.
     treatments: usize,
-    /// The begins of permits of threads that work on disks of the folder.
+    /// The begins of permits of threads that work on disks of the directory.
     permits: Vec<Arc<Instant>>,
     targets: Targets,
 }

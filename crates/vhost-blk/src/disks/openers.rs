@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Threads for work on the disks of the folder that may hang: openings, restarts, removals.
+//! Threads for work on the disks of the directory that may hang: openings, restarts, removals.
 //!
 //! A few of them have a permit at the same time. A thread that hangs loses it after a moment, so that dead storage
 //! delays the disks after it by that moment only. There are at most as many threads as disks.
@@ -74,7 +74,7 @@ impl Disks {
         Permit { disks: Arc::clone(self), begun }
     }
 
-    /// Tries the disks of the folder that have failed again, from now on. Starts once.
+    /// Tries the disks of the directory that have failed again, from now on. Starts once.
     pub(super) fn retry_failed(self: &Arc<Self>) {
         if self.retries.swap(true, Ordering::Relaxed) {
             return;
@@ -125,15 +125,15 @@ impl Disks {
         }
     }
 
-    /// The next try of a disk of the folder, with its present file.
+    /// The next try of a disk of the directory, with its present file.
     fn retry(self: &Arc<Self>, name: String) -> Option<Job> {
         // It may have gone, or a reload tries it.
-        let reservation = Arc::new(self.reserve(&name, None, Origin::Folder).ok()?);
+        let reservation = Arc::new(self.reserve(&name, None, Origin::Directory).ok()?);
         let disks = Arc::clone(self);
         Some(Box::new(move || {
             let (args, done) = match disks.file_of(&name) {
                 Ok(Some(args)) => {
-                    let opened = disks.open_of_folder(&reservation, args.clone(), LockWait::No);
+                    let opened = disks.open_of_directory(&reservation, args.clone(), LockWait::No);
                     (Some(args), opened)
                 }
                 Ok(None) => {

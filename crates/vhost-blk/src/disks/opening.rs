@@ -71,11 +71,11 @@ impl Disks {
         self.span(&disk.name).in_scope(|| self.open(disk, source, Arc::new(reservation)))
     }
 
-    /// Opens and serves a disk of the folder, whose name is taken.
+    /// Opens and serves a disk of the directory, whose name is taken.
     ///
     /// # Errors
     /// As [`Disks::add`].
-    pub(super) fn open_of_folder(
+    pub(super) fn open_of_directory(
         self: &Arc<Self>,
         reservation: &Arc<Reservation>,
         args: DiskArgs,
@@ -83,7 +83,7 @@ impl Disks {
     ) -> Result<(), Failure> {
         // It may have waited for its turn.
         reservation.check()?;
-        let (name, origin) = (reservation.name.clone(), Origin::Folder);
+        let (name, origin) = (reservation.name.clone(), Origin::Directory);
         let source = self.check(&args).and_then(|()| Source::of_disk(&args));
         let source = source.map_err(|failure| self.of_file(&name, failure))?;
         let disk = NewDisk { name, args, origin, image: None, taken: None, wait };
@@ -92,10 +92,10 @@ impl Disks {
         self.launch(opened)
     }
 
-    /// A failure of the options of a disk of the folder.
+    /// A failure of the options of a disk of the directory.
     fn of_file(&self, name: &str, failure: Failure) -> Failure {
         match &self.mode {
-            Mode::Many(Some(folder)) => config::of_file(&path_of(folder, name), failure),
+            Mode::Many(Some(directory)) => config::of_file(&path_of(directory, name), failure),
             _ => failure,
         }
     }

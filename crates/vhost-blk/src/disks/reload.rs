@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Makes the disks those that the files of the configuration folder describe.
+//! Makes the disks those that the files of the configuration directory describe.
 //!
 //! A change of limits, of the cache mode and of the treatment of errors reaches a running disk. Any other change
 //! needs a restart of the disk, which happens only while no front-end is connected: not every VMM connects again.
@@ -154,7 +154,7 @@ impl Known {
 }
 
 impl Disks {
-    /// Reads the folder again, as [`Disks::request_reload`] has asked for, after another act.
+    /// Reads the directory again, as [`Disks::request_reload`] has asked for, after another act.
     ///
     /// # Errors
     /// As [`Disks::reload_now`].
@@ -165,20 +165,20 @@ impl Disks {
         self.reload_now(&turn)
     }
 
-    /// Reads the folder again. A disk without a change has no report.
+    /// Reads the directory again. A disk without a change has no report.
     ///
     /// # Errors
-    /// [`Failure`] if there is no folder, or it cannot be read: no disk is touched.
+    /// [`Failure`] if there is no directory, or it cannot be read: no disk is touched.
     pub fn reload_now(self: &Arc<Self>, _no_other: &NoReload<'_>) -> Result<Vec<Report>, Failure> {
         self.reload_is_due.store(false, Ordering::Relaxed);
-        let Mode::Many(Some(folder)) = &self.mode else {
+        let Mode::Many(Some(directory)) = &self.mode else {
             return Err(Failure::run(
                 "read the configuration again",
-                "the daemon has no folder of configuration files",
+                "the daemon has no directory of configuration files",
                 "start vhost-blk daemon with --config-dir",
             ));
         };
-        let files = read_folder(folder)?;
+        let files = read_directory(directory)?;
         // A path or an image may go from one disk to another.
         let mut reports = self.treat_all(self.missing(&files));
         let treatments = files.into_iter().map(|(name, file)| {
@@ -235,12 +235,12 @@ impl Disks {
     fn missing(self: &Arc<Self>, files: &Files) -> Vec<(String, Treatment)> {
         let state = self.lock();
         let missing = state.table.iter().filter(|(name, slot)| {
-            let is_of_folder = match slot {
-                Slot::Starting(opening) => opening.origin() == Origin::Folder,
+            let is_of_directory = match slot {
+                Slot::Starting(opening) => opening.origin() == Origin::Directory,
                 Slot::Failed(_) => true,
-                Slot::Served(entry) => entry.origin == Origin::Folder,
+                Slot::Served(entry) => entry.origin == Origin::Directory,
             };
-            is_of_folder && !files.contains_key(*name)
+            is_of_directory && !files.contains_key(*name)
         });
         let remove = |(name, slot): (&String, &Slot)| {
             let (disks, disk, which) = (Arc::clone(self), name.clone(), Which::of(slot));
@@ -272,7 +272,7 @@ impl Disks {
         if !is_vacant {
             return Box::new(move || disks.apply(&name, args));
         }
-        match self.reserve(&name, Some(&args), Origin::Folder) {
+        match self.reserve(&name, Some(&args), Origin::Directory) {
             Ok(reservation) => Box::new(move || {
                 disks.start_reserved(reservation, args).map(|()| Some(Outcome::Added))
             }),
@@ -290,7 +290,7 @@ impl Disks {
             _ => None,
         };
         match known {
-            None => self.start_of_folder(name, args).map(|()| Some(Outcome::Added)),
+            None => self.start_of_directory(name, args).map(|()| Some(Outcome::Added)),
             Some(Known { origin: Origin::Command, .. }) => Err(Failure::run(
                 format!("use the file of {name}"),
                 "a command has added another disk of this name",
@@ -304,9 +304,9 @@ impl Disks {
         }
     }
 
-    /// Opens a disk of the folder, which is listed as failed if that fails.
-    fn start_of_folder(self: &Arc<Self>, name: &str, args: DiskArgs) -> Result<(), Failure> {
-        let reservation = self.reserve(name, Some(&args), Origin::Folder)?;
+    /// Opens a disk of the directory, which is listed as failed if that fails.
+    fn start_of_directory(self: &Arc<Self>, name: &str, args: DiskArgs) -> Result<(), Failure> {
+        let reservation = self.reserve(name, Some(&args), Origin::Directory)?;
         self.start_reserved(reservation, args)
     }
 
@@ -317,7 +317,7 @@ impl Disks {
         args: DiskArgs,
     ) -> Result<(), Failure> {
         let reservation = Arc::new(reservation);
-        let opened = self.open_of_folder(&reservation, args.clone(), LockWait::from_now());
+        let opened = self.open_of_directory(&reservation, args.clone(), LockWait::from_now());
         opened.inspect_err(|failure| {
             reservation.fail(Some(args), failure);
         })
@@ -335,8 +335,8 @@ impl Disks {
 
     /// The options in the present file of a disk; `None`: there is no file.
     pub(super) fn file_of(&self, name: &str) -> Result<Option<DiskArgs>, Failure> {
-        let Mode::Many(Some(folder)) = &self.mode else { return Ok(None) };
-        let path = path_of(folder, name);
+        let Mode::Many(Some(directory)) = &self.mode else { return Ok(None) };
+        let path = path_of(directory, name);
         match std::fs::symlink_metadata(&path) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
             _ => options_of(name, &path).map(Some),
@@ -351,14 +351,14 @@ pub(super) fn until(patience: Duration) -> impl Fn() -> bool {
 }
 
 /// The file of a disk.
-pub(super) fn path_of(folder: &Path, name: &str) -> PathBuf {
-    folder.join(format!("{name}.toml"))
+pub(super) fn path_of(directory: &Path, name: &str) -> PathBuf {
+    directory.join(format!("{name}.toml"))
 }
 
-/// The disks that the files `NAME.toml` of a folder describe.
-pub(super) fn read_folder(folder: &Path) -> Result<Files, Failure> {
+/// The disks that the files `NAME.toml` of a directory describe.
+pub(super) fn read_directory(directory: &Path) -> Result<Files, Failure> {
     let failed = |error: std::io::Error| {
-        let what = format!("read the folder {}", folder.display());
+        let what = format!("read the directory {}", directory.display());
         let failure = Failure::run(what, &error, "check --config-dir");
         match error.kind() {
             // The command line is wrong.
@@ -369,7 +369,7 @@ pub(super) fn read_folder(folder: &Path) -> Result<Files, Failure> {
         }
     };
     let mut files = Files::new();
-    for entry in std::fs::read_dir(folder).map_err(failed)? {
+    for entry in std::fs::read_dir(directory).map_err(failed)? {
         let path = entry.map_err(failed)?.path();
         if path.extension().is_none_or(|extension| extension != "toml") {
             continue;

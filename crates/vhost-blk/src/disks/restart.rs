@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The restart of a disk of the folder with other options: its end, and its opening after that.
+//! The restart of a disk of the directory with other options: its end, and its opening after that.
 //!
 //! The name of the disk is never free in between, so that a removal always finds the disk: it ends the restart.
 //!
@@ -112,14 +112,14 @@ impl Disks {
         new: DiskArgs,
         old: DiskArgs,
     ) -> Result<Outcome, Failure> {
-        let Err(failure) = self.open_of_folder(reservation, new, LockWait::from_now()) else {
+        let Err(failure) = self.open_of_directory(reservation, new, LockWait::from_now()) else {
             return Ok(Outcome::Restarted);
         };
         if reservation.check().is_err() && !self.is_stopping() {
             return Ok(Outcome::Removed);
         }
         self.events.tell(&reservation.name, &Change::StartFailed(failure.to_string()));
-        let opened = self.open_of_folder(reservation, old.clone(), LockWait::from_now());
+        let opened = self.open_of_directory(reservation, old.clone(), LockWait::from_now());
         if let Err(of_old) = opened {
             tracing::error!(failure = %of_old, "the disk does not start with its old options either");
             reservation.fail(Some(old), &of_old);
@@ -144,7 +144,7 @@ impl State {
         }
     }
 
-    /// Lists a disk of the folder as failed that has ended too late for its restart, and returns the failure. It is
+    /// Lists a disk of the directory as failed that has ended too late for its restart, and returns the failure. It is
     /// tried at once.
     fn list_late(&mut self, name: &str) -> Failure {
         let failure = Failure::run(

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Disks and their options for the next start of the daemon: the files of the configuration folder.
+//! Disks and their options for the next start of the daemon: the files of the configuration directory.
 //!
 //! | Disk | `save` | Then it is |
 //! |---|---|---|
-//! | of a command | writes a new file with its present options | of the folder |
-//! | of the folder | writes its present limits, cache mode and treatment of errors into its file | of the folder |
+//! | of a command | writes a new file with its present options | of the directory |
+//! | of the directory | writes its present limits, cache mode and treatment of errors into its file | of the directory |
 //!
 //! `--save` of a verb writes only the part of them that the verb changes ([`Live`]) into the file of such a disk.
 //! No reload runs meanwhile. The next one finds the file and the disk alike.
@@ -26,7 +26,7 @@ impl Disks {
     /// written into a file that exists. Returns the path of the file.
     ///
     /// # Errors
-    /// [`Failure`] if there is no folder or no such disk, or the file cannot be written. It is as before then.
+    /// [`Failure`] if there is no directory or no such disk, or the file cannot be written. It is as before then.
     pub fn save(&self, name: &str, status: &Status, part: Live) -> Result<PathBuf, Failure> {
         let what = format!("save the disk {name}");
         let failed = |why: String| Failure::told(&what, why);
@@ -41,7 +41,7 @@ impl Disks {
         };
         let now = present(args.clone(), status);
         match origin {
-            Origin::Folder => {
+            Origin::Directory => {
                 let args = part.put(&now, args);
                 let config = NewConfig::prepare_live(&path, &args, part).map_err(failed)?;
                 config.replace(false).map_err(failed)?;
@@ -54,7 +54,7 @@ impl Disks {
         if let Some(entry) = self.lock().with_device(&control) {
             // Not those from before the write: another command may have changed the rest.
             let args = saved(entry.args.clone(), origin, status, part).map_err(failed)?;
-            (entry.args, entry.origin) = (args, Origin::Folder);
+            (entry.args, entry.origin) = (args, Origin::Directory);
         }
         Ok(path)
     }
@@ -74,7 +74,7 @@ impl Disks {
             (entry.args.clone(), entry.origin, entry.image.clone())
         };
         match origin {
-            Origin::Folder => {
+            Origin::Directory => {
                 NewConfig::prepare_live(&path, &args, Live::All).map(drop).map_err(failed)
             }
             Origin::Command => {
@@ -88,7 +88,7 @@ impl Disks {
     /// Refuses to save a disk that has no place for its file.
     ///
     /// # Errors
-    /// [`Failure`] if there is no folder, or a file of that name.
+    /// [`Failure`] if there is no directory, or a file of that name.
     pub fn check_save(&self, name: &str) -> Result<(), Failure> {
         let what = format!("save the disk {name}");
         let path = self.config_path(&what, name)?;
@@ -117,9 +117,9 @@ impl Disks {
         let _no_reload =
             self.turn(&what, format!("the saving of the disk {name}"), &mut || true)?;
         let removed =
-            std::fs::remove_file(&path).and_then(|()| backend::create::sync_folder(&path));
+            std::fs::remove_file(&path).and_then(|()| backend::create::sync_directory(&path));
         removed.map_err(|error| {
-            let remedy = "drop --save for a disk without a file; else let the daemon's user write to the folder \
+            let remedy = "drop --save for a disk without a file; else let the daemon's user write to the directory \
                           (ReadWritePaths= of its unit)";
             Failure::run(what, format!("{}: {error}", path.display()), remedy)
         })
@@ -142,10 +142,10 @@ impl Disks {
 
     fn config_path(&self, what: &str, name: &str) -> Result<PathBuf, Failure> {
         match &self.mode {
-            Mode::Many(Some(folder)) => Ok(super::reload::path_of(folder, name)),
+            Mode::Many(Some(directory)) => Ok(super::reload::path_of(directory, name)),
             _ => Err(Failure::run(
                 what,
-                "the daemon has no folder of configuration files",
+                "the daemon has no directory of configuration files",
                 "start vhost-blk daemon with --config-dir, or drop --save",
             )),
         }
@@ -172,7 +172,7 @@ fn present(args: DiskArgs, status: &Status) -> DiskArgs {
 fn saved(args: DiskArgs, origin: Origin, status: &Status, part: Live) -> Result<DiskArgs, String> {
     let now = present(args.clone(), status);
     match origin {
-        Origin::Folder => Ok(part.put(&now, args)),
+        Origin::Directory => Ok(part.put(&now, args)),
         Origin::Command => absolute(now),
     }
 }
@@ -187,7 +187,7 @@ fn of_new_file(args: DiskArgs, image: Option<&Image>) -> Result<DiskArgs, String
     Ok(args)
 }
 
-/// The options with paths that do not depend on the folder of the daemon.
+/// The options with paths that do not depend on the directory of the daemon.
 fn absolute(args: DiskArgs) -> Result<DiskArgs, String> {
     let absolute = |path: Option<PathBuf>| {
         let made = path.map(std::path::absolute).transpose();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The start of a disk. Its name is taken while a thread opens it, and a disk of the configuration folder keeps
+//! The start of a disk. Its name is taken while a thread opens it, and a disk of the configuration directory keeps
 //! its name when that fails. The states are those of [`super`]; all of them change under the lock of the table.
 //!
 //! A removal takes the name from a disk that is being opened. The opening is *left* to its thread then: it may
@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-/// Time until the second try of a disk of the folder that has failed. Each further wait is twice as long.
+/// Time until the second try of a disk of the directory that has failed. Each further wait is twice as long.
 const RETRY_FIRST: Duration = Duration::from_secs(1);
 /// Maximum time between two tries.
 const RETRY_MAX: Duration = Duration::from_secs(300);
@@ -30,7 +30,7 @@ pub(super) struct Opening {
     before: Option<Failed>,
 }
 
-/// The end of a try to start a disk of the folder.
+/// The end of a try to start a disk of the directory.
 #[derive(Clone)]
 pub(super) struct Failed {
     /// Its options; `None`: its file cannot be used.
@@ -69,9 +69,9 @@ pub(super) struct Reservation {
 }
 
 impl Opening {
-    /// The opening of a disk of the folder that ends before it.
+    /// The opening of a disk of the directory that ends before it.
     pub(super) fn of_restart(args: DiskArgs) -> Opening {
-        let (origin, since) = (Origin::Folder, SystemTime::now());
+        let (origin, since) = (Origin::Directory, SystemTime::now());
         Opening { args: Some(args), origin, since, before: None }
     }
 
@@ -102,7 +102,7 @@ impl Failed {
     }
 
     fn row(&self, name: &str) -> Row {
-        Row::of_start(name, self.args.clone(), Origin::Folder, RowState::Failed, self.start())
+        Row::of_start(name, self.args.clone(), Origin::Directory, RowState::Failed, self.start())
     }
 
     /// The answer to a command for the disk.
@@ -155,7 +155,7 @@ impl Slot {
 }
 
 impl Disks {
-    /// Takes a name that is free. A disk of the folder also takes its own, after a try that has failed.
+    /// Takes a name that is free. A disk of the directory also takes its own, after a try that has failed.
     pub(super) fn reserve(
         self: &Arc<Self>,
         name: &str,
@@ -179,7 +179,7 @@ impl Disks {
                 ("there is a disk of this name", "choose another name, or remove that disk")
             }
             Some(Slot::Failed(_)) if origin == Origin::Command => (
-                "the folder of configuration files has a disk of this name, which does not start",
+                "the directory of configuration files has a disk of this name, which does not start",
                 "choose another name, or remove that disk and its file",
             ),
             None if is_full => {
@@ -224,9 +224,9 @@ impl Disks {
         true
     }
 
-    /// Lists a disk of the folder as failed. Returns whether this is news.
+    /// Lists a disk of the directory as failed. Returns whether this is news.
     pub(super) fn note_failed(self: &Arc<Self>, name: &str, failure: &Failure) -> bool {
-        let reservation = self.reserve(name, None, Origin::Folder);
+        let reservation = self.reserve(name, None, Origin::Directory);
         reservation.is_ok_and(|it| it.fail(None, failure))
     }
 
@@ -333,7 +333,7 @@ impl Reservation {
         Ok(Served { disks, name, stop })
     }
 
-    /// Lists the disk of the folder as failed, until its next try. Returns whether the failure is another one than
+    /// Lists the disk of the directory as failed, until its next try. Returns whether the failure is another one than
     /// that of the try before.
     pub(super) fn fail(&self, args: Option<DiskArgs>, failure: &Failure) -> bool {
         let before = self.opening.before.as_ref();
@@ -414,7 +414,7 @@ mod tests {
     #[test]
     fn a_removal_takes_its_disk_and_no_other_one_of_the_name() {
         let disks = disks();
-        let reserve = || disks.reserve("a", None, Origin::Folder).unwrap();
+        let reserve = || disks.reserve("a", None, Origin::Directory).unwrap();
         let first = reserve();
         let of_first = which(&disks, "a");
         drop(first);
@@ -440,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_disk_keeps_its_name_for_the_folder_until_the_stop() {
+    fn a_failed_disk_keeps_its_name_for_the_directory_until_the_stop() {
         let disks = disks();
         let failure = Failure::run("open", "it is away", "bring it back");
         assert!(disks.note_failed("a", &failure));

@@ -25,7 +25,7 @@ impl Disks {
                 let (name, origin) = (disk.name.clone(), disk.origin);
                 if let Err(failure) = self.take_one(disk) {
                     tracing::error!(disk = name, "{failure}");
-                    if origin == Origin::Folder {
+                    if origin == Origin::Directory {
                         self.note_failed(&name, &failure);
                     }
                     failed.lock().unwrap_or_else(PoisonError::into_inner).push(name);

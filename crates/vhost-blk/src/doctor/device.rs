@@ -27,7 +27,7 @@ pub(super) fn device(path: &Path) -> Vec<Finding> {
     findings
 }
 
-/// Checks a device that has this folder in sysfs, and the devices that it is made of.
+/// Checks a device that has this directory in sysfs, and the devices that it is made of.
 fn described(sysfs: &Path) -> Vec<Finding> {
     let top = Part::of(sysfs);
     let mut findings = vec![queues(top.disk())];
@@ -111,10 +111,10 @@ pub(super) struct Controller {
 }
 
 impl Controller {
-    fn read(folder: &Path) -> Option<Controller> {
-        let text = |name: &str| read(&folder.join(name));
+    fn read(directory: &Path) -> Option<Controller> {
+        let text = |name: &str| read(&directory.join(name));
         Some(Controller {
-            name: folder.file_name()?.to_str()?.to_owned(),
+            name: directory.file_name()?.to_str()?.to_owned(),
             transport: text("transport")?,
             state: text("state")?,
             loss: text("ctrl_loss_tmo"),
@@ -225,7 +225,7 @@ pub(super) mod tests {
     use super::super::parts::tests::stack;
     use super::*;
 
-    /// Writes files below a new folder.
+    /// Writes files below a new directory.
     pub(in crate::doctor) fn tree(files: &[(&str, &str)]) -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
         for (name, text) in files {

@@ -59,11 +59,12 @@ pub(super) fn md(sysfs: &Path) -> Option<Finding> {
     })
 }
 
-/// The folder of the session of an iSCSI disk, whose name is that of the session.
+/// The directory of the session of an iSCSI disk, whose name is that of the session.
 pub(super) fn session(sysfs: &Path) -> Option<PathBuf> {
     // `.../session1/target2:0:0/2:0:0:0/block/sda`
-    let name = |folder: &Path| folder.file_name()?.to_str().map(str::to_owned);
-    let is_session = |folder: &&Path| name(folder).is_some_and(|name| name.starts_with("session"));
+    let name = |directory: &Path| directory.file_name()?.to_str().map(str::to_owned);
+    let is_session =
+        |directory: &&Path| name(directory).is_some_and(|name| name.starts_with("session"));
     let session = sysfs.ancestors().find(is_session)?;
     Some(session.join("iscsi_session").join(name(session)?))
 }
@@ -142,7 +143,7 @@ mod tests {
     use super::super::device::tests::tree;
     use super::*;
 
-    /// A folder of sysfs with this name.
+    /// A directory of sysfs with this name.
     fn device(name: &str, files: &[(&str, &str)]) -> (tempfile::TempDir, std::path::PathBuf) {
         let files: Vec<_> =
             files.iter().map(|(file, text)| (format!("{name}/{file}"), *text)).collect();

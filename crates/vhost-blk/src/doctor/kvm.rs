@@ -11,7 +11,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 const BOOT_MAX: Duration = Duration::from_secs(10);
-/// Maximum depth of the search for kernels below the cache folder.
+/// Maximum depth of the search for kernels below the cache directory.
 const DEPTH_MAX: u32 = 4;
 /// Messages of a kernel without a root file system at the end of its start.
 const BOOTED: [&str; 3] = ["Unable to mount root", "Cannot open root device", "No working init"];
@@ -132,7 +132,7 @@ fn kernel_below(dir: &Path, depth: u32) -> Option<PathBuf> {
         name.starts_with("vmlinuz") && path.is_file() && fs::File::open(path).is_ok()
     };
     entries.iter().find(is_kernel).cloned().or_else(|| {
-        let folders = entries.iter().filter(|path| path.is_dir() && !path.is_symlink());
-        folders.filter(|_| depth > 0).find_map(|path| kernel_below(path, depth - 1))
+        let directories = entries.iter().filter(|path| path.is_dir() && !path.is_symlink());
+        directories.filter(|_| depth > 0).find_map(|path| kernel_below(path, depth - 1))
     })
 }

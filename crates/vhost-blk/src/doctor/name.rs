@@ -6,15 +6,15 @@ use super::{Finding, Outcome};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Folders of names that udev derives from the content, the identity or the place of a device, in the order in
+/// Directories of names that udev derives from the content, the identity or the place of a device, in the order in
 /// which they are recommended. `by-diskseq` counts as the kernel does.
 const BY: [&str; 6] = ["id", "partuuid", "uuid", "path", "partlabel", "label"];
-/// Folders of names that drivers and their tools derive from their configuration.
+/// Directories of names that drivers and their tools derive from their configuration.
 const CONFIGURED: [&str; 4] = ["mapper", "rbd", "drbd", "md"];
 /// Symbolic links that are followed at most, as the kernel does.
 const LINKS_MAX: usize = 40;
 
-/// Judges the name `path`. `dev`: the folder of devices; `mapped`: the name of a device of device-mapper.
+/// Judges the name `path`. `dev`: the directory of devices; `mapped`: the name of a device of device-mapper.
 pub(super) fn name(path: &Path, dev: &Path, mapped: Option<&str>) -> Finding {
     let shown = path.display();
     if steps(path).iter().any(|step| is_stable(step, dev, mapped.is_some())) {
@@ -28,11 +28,11 @@ pub(super) fn name(path: &Path, dev: &Path, mapped: Option<&str>) -> Finding {
         .remedy(format!("give --blk-file {}", link.display()))
 }
 
-/// The path and the links that it leads to, without links in their folders.
+/// The path and the links that it leads to, without links in their directories.
 fn steps(path: &Path) -> Vec<PathBuf> {
     let plain = |path: &Path| {
-        let folder = path.parent()?.canonicalize().ok()?;
-        Some(folder.join(path.file_name()?))
+        let directory = path.parent()?.canonicalize().ok()?;
+        Some(directory.join(path.file_name()?))
     };
     let mut steps: Vec<PathBuf> = plain(path).into_iter().collect();
     while let Some(last) = steps.last().filter(|_| steps.len() < LINKS_MAX)
@@ -48,9 +48,9 @@ fn is_stable(step: &Path, dev: &Path, is_mapped: bool) -> bool {
     let Ok(rest) = step.strip_prefix(dev) else { return false };
     let words: Vec<&str> = rest.iter().filter_map(|word| word.to_str()).collect();
     match words.as_slice() {
-        ["disk", folder, _] => folder.strip_prefix("by-").is_some_and(|by| BY.contains(&by)),
-        [folder, _, ..] if CONFIGURED.contains(folder) => true,
-        // `/dev/VOLUME_GROUP/VOLUME`: the kernel's names are not in a folder.
+        ["disk", directory, _] => directory.strip_prefix("by-").is_some_and(|by| BY.contains(&by)),
+        [directory, _, ..] if CONFIGURED.contains(directory) => true,
+        // `/dev/VOLUME_GROUP/VOLUME`: the kernel's names are not in a directory.
         [_, _] => is_mapped,
         _ => false,
     }
@@ -75,7 +75,7 @@ mod tests {
     use super::*;
     use std::os::unix::fs::symlink;
 
-    /// A folder of devices with links, which are relative to it.
+    /// A directory of devices with links, which are relative to it.
     fn devices(links: &[(&str, &str)]) -> (tempfile::TempDir, PathBuf) {
         let root = tree(&[("sda1", ""), ("dm-0", ""), ("md0", ""), ("rbd0", "")]);
         let dev = root.path().canonicalize().unwrap();
@@ -100,12 +100,12 @@ mod tests {
             ("rbd/disks/disk1", "rbd0"),
             ("own", "sda1"),
             ("good", "disk/by-uuid/12-34"),
-            ("folder", "disk/by-uuid"),
+            ("directory", "disk/by-uuid"),
         ]);
         let judged = |path: &str| name(&dev.join(path), &dev, None);
         let stable =
             ["id/wwn-1-part1", "uuid/12-34", "partuuid/56-78"].map(|at| format!("disk/by-{at}"));
-        let others = ["mapper/vg-data", "md/home", "rbd/disks/disk1", "good", "folder/12-34"];
+        let others = ["mapper/vg-data", "md/home", "rbd/disks/disk1", "good", "directory/12-34"];
         for path in stable.iter().map(String::as_str).chain(others) {
             assert_eq!(judged(path).outcome, Outcome::Ok, "{path}");
         }

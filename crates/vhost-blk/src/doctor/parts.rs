@@ -19,7 +19,7 @@ pub(super) enum Spare {
 
 /// A block device with the devices that it is made of.
 pub(super) struct Part {
-    /// Its folder in sysfs.
+    /// Its directory in sysfs.
     pub(super) sysfs: PathBuf,
     /// The name that the kernel gave it.
     pub(super) name: String,
@@ -30,7 +30,7 @@ pub(super) struct Part {
 }
 
 impl Part {
-    /// The device with this folder in sysfs, which is no symbolic link.
+    /// The device with this directory in sysfs, which is no symbolic link.
     pub(super) fn of(sysfs: &Path) -> Part {
         Part::at(sysfs, None, LEVELS_MAX)
     }
@@ -138,7 +138,7 @@ pub(super) mod tests {
     use super::*;
     use std::os::unix::fs::symlink;
 
-    /// A tree of sysfs: files, and for each device the folders of its parts.
+    /// A tree of sysfs: files, and for each device the directories of its parts.
     pub(in crate::doctor) fn stack(
         files: &[(&str, &str)],
         slaves: &[(&str, &[&str])],
@@ -146,11 +146,11 @@ pub(super) mod tests {
         let root = tree(files);
         let path = root.path().canonicalize().unwrap();
         for (device, parts) in slaves {
-            let folder = path.join(device).join("slaves");
-            fs::create_dir_all(&folder).unwrap();
+            let directory = path.join(device).join("slaves");
+            fs::create_dir_all(&directory).unwrap();
             for part in *parts {
                 let part = path.join(part);
-                symlink(&part, folder.join(part.file_name().unwrap())).unwrap();
+                symlink(&part, directory.join(part.file_name().unwrap())).unwrap();
             }
         }
         (root, path)

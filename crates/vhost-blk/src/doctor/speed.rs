@@ -80,8 +80,8 @@ fn spread(sysfs: &Path) -> Option<Finding> {
     if paths < 2 || policy != "numa" {
         return None;
     }
-    let folder = sysfs.join("device").canonicalize().ok()?;
-    let subsystem = folder.file_name()?.to_str()?;
+    let directory = sysfs.join("device").canonicalize().ok()?;
+    let subsystem = directory.file_name()?.to_str()?;
     finding(
         format!("the policy numa sends all requests of a CPU over one of {paths} paths"),
         format!(

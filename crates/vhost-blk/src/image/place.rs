@@ -3,7 +3,7 @@
 
 use crate::create;
 use crate::failure::Failure;
-use backend::create::{error_of, sync_folder};
+use backend::create::{error_of, sync_directory};
 use backend::lock::{Access, LockError, lock_image};
 use backend::mark;
 use qcow2::copy::Source;
@@ -77,7 +77,7 @@ impl Place {
     pub(crate) fn take_locked(path: &Path, has_lock: bool) -> Result<Place, Failure> {
         Place::remove_left(path);
         for _ in 0..LOCKS_MAX {
-            // Checks the place, and makes the folder's errors known.
+            // Checks the place, and makes the directory's errors known.
             let Place { path, new, old } = Place::take_free_as(path, LOCKED_PART)?;
             let has_name = || fs::symlink_metadata(new.path()).is_ok();
             match lock_image(new.as_file(), new.path(), Access::Write) {
@@ -97,7 +97,7 @@ impl Place {
 
     /// Removes the temporary files of [`Place::take_locked`] that no program has locked.
     fn remove_left(path: &Path) {
-        let Ok(found) = fs::read_dir(folder(path)) else { return };
+        let Ok(found) = fs::read_dir(directory(path)) else { return };
         for found in found.flatten() {
             let name = found.file_name();
             let random = name
@@ -132,7 +132,7 @@ impl Place {
         let prefix = prefix(&path);
         builder.prefix(&prefix).rand_bytes(RANDOM).suffix(suffix);
         builder.permissions(Permissions::from_mode(mode));
-        let new = builder.tempfile_in(folder(&path)).map_err(|why| {
+        let new = builder.tempfile_in(directory(&path)).map_err(|why| {
             let why = format!("{}: cannot be created: {why}", path.display());
             Failure::run(WHAT, why, "check the path, its permissions and the free space")
         })?;
@@ -162,7 +162,7 @@ impl Place {
             None => new.persist_noclobber(&path),
         };
         named.map_err(|error| failed(error.error))?;
-        sync_folder(&path).map_err(|why| {
+        sync_directory(&path).map_err(|why| {
             if old.is_none() {
                 let _ = fs::remove_file(&path); // the first error is told
             }
@@ -181,9 +181,9 @@ fn prefix(path: &Path) -> String {
     format!(".{}.", name.chars().take(40).collect::<String>())
 }
 
-fn folder(path: &Path) -> &Path {
+fn directory(path: &Path) -> &Path {
     match path.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        Some(directory) if !directory.as_os_str().is_empty() => directory,
         _ => Path::new("."),
     }
 }
@@ -230,22 +230,22 @@ mod tests {
     use rustix::thread::set_thread_res_uid;
     use std::thread;
 
-    /// A user that no folder belongs to.
+    /// A user that no directory belongs to.
     const NOBODY: u32 = 65_534;
 
-    /// The folder may be written and not be read, so that it cannot be synced.
+    /// The directory may be written and not be read, so that it cannot be synced.
     #[test]
     fn a_file_whose_name_cannot_be_made_durable_is_removed() {
         let outer = tempfile::tempdir().unwrap();
         fs::set_permissions(outer.path(), Permissions::from_mode(0o711)).unwrap();
-        let folder = outer.path().join("folder");
-        fs::create_dir(&folder).unwrap();
-        fs::set_permissions(&folder, Permissions::from_mode(0o333)).unwrap();
-        let path = folder.join("b");
+        let directory = outer.path().join("directory");
+        fs::create_dir(&directory).unwrap();
+        fs::set_permissions(&directory, Permissions::from_mode(0o333)).unwrap();
+        let path = directory.join("b");
         let filled = thread::scope(|scope| {
             let fill = scope.spawn(|| {
                 if getuid().is_root() {
-                    // This thread alone: root may read every folder.
+                    // This thread alone: root may read every directory.
                     let nobody = Uid::from_raw(NOBODY);
                     set_thread_res_uid(nobody, nobody, nobody).unwrap();
                 }
@@ -255,7 +255,7 @@ mod tests {
         });
         let told = filled.unwrap_err().to_string();
         assert!(told.contains("Permission denied"), "{told}");
-        fs::set_permissions(&folder, Permissions::from_mode(0o700)).unwrap();
-        assert_eq!(fs::read_dir(&folder).unwrap().count(), 0);
+        fs::set_permissions(&directory, Permissions::from_mode(0o700)).unwrap();
+        assert_eq!(fs::read_dir(&directory).unwrap().count(), 0);
     }
 }

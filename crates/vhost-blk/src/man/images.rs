@@ -105,7 +105,7 @@ pub(super) const CONVERT: Page = Page {
         ("TARGET", "The new image. It gets its name when it is complete and durable."),
         (
             ".TARGET.XXXXXX.part",
-            "The incomplete image, in the folder of the target. Remove it after a kill or a crash.",
+            "The incomplete image, in the directory of the target. Remove it after a kill or a crash.",
         ),
     ],
     examples: &[

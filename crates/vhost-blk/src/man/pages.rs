@@ -372,10 +372,10 @@ pub const PAGES: &[Page] = &[
         examples: &[
             ("Serve disks that commands add:", "vhost-blk daemon --control-path vhost-blk.ctl"),
             (
-                "Serve the disks of a folder, with four threads:",
+                "Serve the disks of a directory, with four threads:",
                 "vhost-blk daemon --control-path vhost-blk.ctl --config-dir disks --threads 4",
             ),
-            ("Check the files of a folder:", "vhost-blk daemon --check --config-dir disks"),
+            ("Check the files of a directory:", "vhost-blk daemon --check --config-dir disks"),
         ],
         see_also: &[("vhost-blk-ctl", "1"), ("vhost-blk-serve", "1")],
     },

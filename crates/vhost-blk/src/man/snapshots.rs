@@ -55,7 +55,7 @@ pub(super) const MIRROR: Page = Page {
     ],
     examples: &[
         (
-            "Move a disk to another folder while its guest runs:",
+            "Move a disk to another directory while its guest runs:",
             "vhost-blk ctl --control-path vhost-blk.ctl mirror data --to /fast/data.img --complete",
         ),
         (

@@ -29,7 +29,7 @@ pub enum UpgradeError {
     /// An upgrade is in progress.
     #[error("another upgrade is in progress; wait for it")]
     Busy,
-    /// The folder of configuration files is being read, or the storage of a disk is being exchanged.
+    /// The directory of configuration files is being read, or the storage of a disk is being exchanged.
     #[error("{0}; wait for the end of that")]
     Turn(String),
     /// A disk cannot be passed on.

@@ -35,7 +35,7 @@ fn pass_only(pass: &HashSet<RawFd>) -> io::Result<()> {
         let Some(fd) = name.to_str().and_then(|name| name.parse::<RawFd>().ok()) else { continue };
         if fd > libc::STDERR_FILENO {
             let flags = if pass.contains(&fd) { 0 } else { libc::FD_CLOEXEC };
-            // The descriptor of the folder itself, or of another thread, may be closed by now.
+            // The descriptor of the directory itself, or of another thread, may be closed by now.
             // SAFETY: sets a flag of a descriptor; no memory is involved.
             unsafe { libc::fcntl(fd, libc::F_SETFD, flags) };
         }

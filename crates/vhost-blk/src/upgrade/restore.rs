@@ -29,7 +29,7 @@ pub struct Taken {
     pub metrics: Option<TakenSocket>,
     /// The disks.
     pub disks: Vec<TakenDisk>,
-    /// Names of the disks of the folder that have failed to start.
+    /// Names of the disks of the directory that have failed to start.
     pub failed: Vec<String>,
     /// The control connection that has asked for the upgrade.
     pub client: TakenClient,

@@ -40,7 +40,7 @@ pub(super) struct ProgramState {
     pub(super) client: ClientState,
     /// A signal has asked for a reload that has not begun.
     pub(super) reload_is_due: bool,
-    /// Names of the disks of the folder that have failed to start. Older programs do not know it.
+    /// Names of the disks of the directory that have failed to start. Older programs do not know it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) failed: Vec<String>,
     pub(super) disks: Vec<DiskState>,

@@ -12,7 +12,7 @@ use virtio_spec::blk::S_OK;
 
 /// A daemon with the disks `a` and `b`.
 fn with_two_disks() -> Rig {
-    let rig = Rig::of_folder(&[]);
+    let rig = Rig::of_directory(&[]);
     for name in ["a", "b"] {
         rig.add(name, "");
         fill(&rig.path(&format!("{name}.img")));

@@ -11,13 +11,13 @@ use tempfile::TempDir;
 
 const TIB: u64 = 1 << 40;
 
-/// A folder in memory, where a file may have any size.
-fn folder() -> TempDir {
+/// A directory in memory, where a file may have any size.
+fn directory() -> TempDir {
     tempfile::tempdir_in("/dev/shm").unwrap()
 }
 
-fn sparse(folder: &Path, bytes: u64) -> PathBuf {
-    let path = folder.join("image");
+fn sparse(directory: &Path, bytes: u64) -> PathBuf {
+    let path = directory.join("image");
     File::create(&path).unwrap().set_len(bytes).unwrap();
     path
 }
@@ -30,8 +30,8 @@ fn add(rig: &Rig, name: &str, image: &Path, format: &str) {
 /// The memory for a backup is of a bounded size: a tenant may give a disk any size.
 #[test]
 fn a_backup_of_a_disk_of_any_size_is_refused_or_made_and_the_daemon_goes_on() {
-    let (rig, folder) = (Rig::new(), folder());
-    let raw = sparse(folder.path(), 1 << 60);
+    let (rig, directory) = (Rig::new(), directory());
+    let raw = sparse(directory.path(), 1 << 60);
     let qcow2 = rig.path("image");
     let text = qcow2.to_str().unwrap();
     let create = ["create", "--format", "qcow2", "--cluster-size", "2M", text, "1048576T"];
@@ -39,11 +39,11 @@ fn a_backup_of_a_disk_of_any_size_is_refused_or_made_and_the_daemon_goes_on() {
     add(&rig, "raw", &raw, "raw");
     add(&rig, "qcow2", &qcow2, "qcow2");
     for name in ["raw", "qcow2"] {
-        let to = folder.path().join("copy");
+        let to = directory.path().join("copy");
         for options in ["", "--verify", "--format qcow2", "--bitmap b"] {
             let told = rig.refused(&format!("backup {name} --to {} {options}", to.display()), 1);
             assert!(told.contains("; take a snapshot"), "{told}");
-            assert!(!to.exists() && parts_of(folder.path()).is_empty());
+            assert!(!to.exists() && parts_of(directory.path()).is_empty());
         }
         rig.guest(name).write((1 << 51) - 8, &[1; 4096]).unwrap();
     }
@@ -51,16 +51,16 @@ fn a_backup_of_a_disk_of_any_size_is_refused_or_made_and_the_daemon_goes_on() {
 
 #[test]
 fn a_large_disk_is_copied_in_larger_units() {
-    let (rig, folder) = (Rig::new(), folder());
+    let (rig, directory) = (Rig::new(), directory());
     let bytes = 9 * TIB + 512;
-    let path = sparse(folder.path(), bytes);
+    let path = sparse(directory.path(), bytes);
     let image = File::options().write(true).open(&path).unwrap();
     let places = [0, 64 << 10, TIB + 3 * MIB, 9 * TIB];
     for (at, byte) in places.into_iter().zip(1..) {
         image.write_all_at(&[byte; 512], at).unwrap();
     }
     add(&rig, "a", &path, "raw");
-    let to = folder.path().join("copy");
+    let to = directory.path().join("copy");
     rig.ok(&format!("backup a --to {} --bitmap b --verify", to.display()));
     let copy = File::open(&to).unwrap();
     assert_eq!(copy.metadata().unwrap().len(), bytes);
@@ -71,7 +71,7 @@ fn a_large_disk_is_copied_in_larger_units() {
     }
     // An incremental one.
     rig.guest("a").write(2 * TIB / 512, &[9; 512]).unwrap();
-    let next = folder.path().join("next");
+    let next = directory.path().join("next");
     let told = rig.json(&format!("backup a --to {} --incremental b --verify", next.display()));
     assert_eq!(told["copied_bytes"], 128 << 10, "{told}");
 }

@@ -307,7 +307,7 @@ fn a_file_of_bitmaps_that_cannot_be_written_or_removed_is_told_in_the_log() {
     let told = served.daemon.log_line("the bitmaps for incremental backups are lost");
     assert!(told.contains("cannot be written") && told.contains("; let the daemon"), "{told}");
     assert!(served.daemon.wait().success());
-    assert_eq!(fs::read_dir(served.place.dir.path()).unwrap().count(), 3, "image, copy, folder");
+    assert_eq!(fs::read_dir(served.place.dir.path()).unwrap().count(), 3, "image, copy, directory");
     start(&mut served, &["--data-plane", "uring"]);
     assert!(refused(&served, &INCREMENTAL).contains("cannot be removed"));
 }

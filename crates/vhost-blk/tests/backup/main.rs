@@ -88,14 +88,14 @@ fn wait_for_end(served: &Served) {
     });
 }
 
-/// Incomplete images in the folder of the place.
+/// Incomplete images in the directory of the place.
 fn parts(place: &Place) -> Vec<String> {
     parts_of(place.dir.path())
 }
 
-/// Incomplete images in a folder.
-fn parts_of(folder: &Path) -> Vec<String> {
-    let entries = std::fs::read_dir(folder).unwrap();
+/// Incomplete images in a directory.
+fn parts_of(directory: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(directory).unwrap();
     let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
     names.filter(|name| name.ends_with(".part")).collect()
 }

@@ -63,8 +63,8 @@ impl Shared {
 }
 
 #[track_caller]
-fn assert_no_parts(folder: &Path) {
-    assert_eq!(parts_of(folder), [""; 0]);
+fn assert_no_parts(directory: &Path) {
+    assert_eq!(parts_of(directory), [""; 0]);
 }
 
 fn stamp(n: u64) -> [u8; 512] {

@@ -18,7 +18,7 @@ pub(crate) const QUEUES: u16 = 2;
 pub(crate) const PART: u64 = 256 << 10;
 const PARTS: u64 = BYTES / PART;
 
-/// An empty image in the folder of the rig.
+/// An empty image in the directory of the rig.
 pub(crate) fn image(rig: &Rig, name: &str, format: &str) -> PathBuf {
     let path = rig.path(name);
     run(&["qemu-img", "create", "-qf", format, text(&path), "16M"]);
@@ -92,7 +92,7 @@ pub(crate) fn while_rewritten<T>(mut guest: Device, act: impl FnOnce() -> T) -> 
     })
 }
 
-/// Begins `vhost-blk ctl` in the folder of the rig.
+/// Begins `vhost-blk ctl` in the directory of the rig.
 pub(crate) fn begin(rig: &Rig, words: &str) -> Child {
     rig.command(words).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }

@@ -94,7 +94,7 @@ pub(crate) fn one_line(output: &Output, code: i32) -> String {
     text
 }
 
-/// A folder with an image and a place for a socket.
+/// A directory with an image and a place for a socket.
 pub(crate) struct Place {
     pub(crate) dir: TempDir,
     pub(crate) image: PathBuf,
@@ -128,7 +128,7 @@ impl Place {
         wait_until(what, condition);
     }
 
-    /// An executable script in the folder.
+    /// An executable script in the directory.
     pub(crate) fn script(&self, name: &str, text: &str) -> PathBuf {
         let path = self.path(name);
         std::fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
@@ -136,7 +136,7 @@ impl Place {
         path
     }
 
-    /// Names of what lies in the folder.
+    /// Names of what lies in the directory.
     pub(crate) fn files(&self) -> Vec<String> {
         let entries = std::fs::read_dir(self.dir.path()).unwrap();
         let mut names: Vec<String> =
@@ -154,9 +154,9 @@ pub(crate) struct Daemon {
 
 /// The socket of metrics in a command's options.
 fn metrics_of(command: &Command) -> Option<PathBuf> {
-    let folder = command.get_current_dir().unwrap_or(Path::new(""));
+    let directory = command.get_current_dir().unwrap_or(Path::new(""));
     let paths = command.get_args().filter_map(|argument| argument.to_str()?.strip_prefix("unix:"));
-    paths.last().map(|path| folder.join(path))
+    paths.last().map(|path| directory.join(path))
 }
 
 impl Daemon {

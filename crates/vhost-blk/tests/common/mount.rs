@@ -40,23 +40,23 @@ impl Mount {
         Mount::new(&["-t", "ramfs", "none"])
     }
 
-    /// ext4 on an image of `mib` MiB in `folder`, on a loop device that goes with the mount.
-    pub(crate) fn ext4(folder: &Path, mib: u64) -> Mount {
-        Mount::on_loop(&["mkfs.ext4", "-q", "-F"], folder, mib)
+    /// ext4 on an image of `mib` MiB in `directory`, on a loop device that goes with the mount.
+    pub(crate) fn ext4(directory: &Path, mib: u64) -> Mount {
+        Mount::on_loop(&["mkfs.ext4", "-q", "-F"], directory, mib)
     }
 
     /// XFS in the same way; it needs 300 MiB.
-    pub(crate) fn xfs(folder: &Path, mib: u64) -> Mount {
-        Mount::on_loop(&["mkfs.xfs", "-q"], folder, mib)
+    pub(crate) fn xfs(directory: &Path, mib: u64) -> Mount {
+        Mount::on_loop(&["mkfs.xfs", "-q"], directory, mib)
     }
 
     /// btrfs in the same way; it needs 110 MiB.
-    pub(crate) fn btrfs(folder: &Path, mib: u64) -> Mount {
-        Mount::on_loop(&["mkfs.btrfs", "-q"], folder, mib)
+    pub(crate) fn btrfs(directory: &Path, mib: u64) -> Mount {
+        Mount::on_loop(&["mkfs.btrfs", "-q"], directory, mib)
     }
 
-    fn on_loop(make: &[&str], folder: &Path, mib: u64) -> Mount {
-        let image = folder.join(make[0]);
+    fn on_loop(make: &[&str], directory: &Path, mib: u64) -> Mount {
+        let image = directory.join(make[0]);
         std::fs::File::create(&image).unwrap().set_len(mib << 20).unwrap();
         let image = image.to_str().unwrap();
         run(&[make, &[image]].concat());

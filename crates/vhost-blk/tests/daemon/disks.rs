@@ -105,7 +105,7 @@ fn a_backing_file_of_another_disk_is_refused_with_the_name_of_that_disk() {
 
 #[test]
 fn warnings_of_a_start_reach_its_command() {
-    let rig = Rig::of_folder(&[]);
+    let rig = Rig::of_directory(&[]);
     std::fs::write(rig.path("odd.img"), [1; 700]).unwrap();
     let told = "the last 188 bytes of";
     let output = rig.ctl("add a --blk-file odd.img --socket-path a.sock --num-queues 1");

@@ -97,7 +97,7 @@ fn the_time_limit_of_requests_changes_while_a_guest_is_connected() {
 
 #[test]
 fn a_reload_changes_the_rules_of_a_disk_with_a_guest_and_they_are_saved() {
-    let mut rig = Rig::of_folder(&[("a", &file("a", ""))]);
+    let mut rig = Rig::of_directory(&[("a", &file("a", ""))]);
     let mut guest = rig.guest("a");
     let more = "on-error = 'enospc'\non-read-error = 'stop'\nio-timeout = 2.5\nlimit-iops = 5000";
     rig.write_file("a", &file("a", more));

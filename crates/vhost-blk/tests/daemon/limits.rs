@@ -48,7 +48,7 @@ fn disks_join_and_leave_a_group_and_each_view_shows_it() {
 
 #[test]
 fn a_reload_moves_a_running_disk_between_groups() {
-    let rig = Rig::of_folder(&[
+    let rig = Rig::of_directory(&[
         ("a", &file("a", "limit-group = 'g'")),
         ("b", &file("b", "limit-group = 'g'\nlimit-iops = 50")),
     ]);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The folder of configuration files.
+//! The directory of configuration files.
 
 use crate::events::{next, subscribed};
 use crate::mount::{Frozen, Mount, may_not_mount};
@@ -16,8 +16,8 @@ pub(crate) fn file(name: &str, more: &str) -> String {
 }
 
 #[test]
-fn the_folder_s_disks_are_served_from_the_start_and_a_bad_file_hurts_no_other() {
-    let mut rig = Rig::of_folder(&[
+fn the_directory_s_disks_are_served_from_the_start_and_a_bad_file_hurts_no_other() {
+    let mut rig = Rig::of_directory(&[
         ("a", &file("a", "")),
         ("b", &file("b", "serial = 'B'")),
         ("bad", "blk-file = 5 5"),
@@ -34,7 +34,7 @@ fn the_folder_s_disks_are_served_from_the_start_and_a_bad_file_hurts_no_other() 
 
 #[test]
 fn a_reload_treats_each_disk_by_its_change() {
-    let rig = Rig::of_folder(&[
+    let rig = Rig::of_directory(&[
         ("same", &file("same", "")),
         ("live", &file("live", "")),
         ("idle", &file("idle", "")),
@@ -99,7 +99,7 @@ pub(crate) fn live_options(rig: &Rig, name: &str) -> [serde_json::Value; 3] {
 #[test]
 fn a_refused_change_of_limits_and_cache_mode_changes_neither() {
     let through = "cache = 'writethrough'\n";
-    let rig = Rig::of_folder(&[
+    let rig = Rig::of_directory(&[
         ("busy", &file("busy", &format!("limit-iops = 5\n{through}"))),
         ("idle", &file("idle", through)),
         ("gold", &file("gold", "limit-iops = 9\nlimit-group = 'gold'\n")),
@@ -128,8 +128,8 @@ fn a_refused_change_of_limits_and_cache_mode_changes_neither() {
     }
 }
 
-/// A disk of the folder that does not end before its file system is thawed, because its bitmaps cannot be kept, and a
-/// reload that restarts it. `meanwhile` is called while the reload waits. Returns the text of the reload, too.
+/// A disk of the directory that does not end before its file system is thawed, because its bitmaps cannot be kept,
+/// and a reload that restarts it. `meanwhile` is called while the reload waits. Returns the text of the reload, too.
 fn slow_to_end<'a>(
     rig: &Rig,
     mount: &'a Mount,
@@ -164,7 +164,7 @@ fn a_disk_that_ends_too_late_for_its_restart_is_served_after_its_end() {
     if may_not_mount() {
         return;
     }
-    let rig = Rig::of_folder(&[]);
+    let rig = Rig::of_directory(&[]);
     let mount = Mount::ext4(rig.place.dir.path(), 64);
     let (frozen, text) = slow_to_end(&rig, &mount, Some);
     assert!(text.starts_with("a: failed: ") && text.contains(COMES_BACK), "{text}");
@@ -184,7 +184,7 @@ fn a_disk_that_is_removed_while_its_restart_waits_does_not_come_back() {
         return;
     }
     for is_late in [false, true] {
-        let rig = Rig::of_folder(&[]);
+        let rig = Rig::of_directory(&[]);
         let mount = Mount::ext4(rig.place.dir.path(), 64);
         let remove = || drop(rig.refused("--timeout 1 remove a", 3));
         let (frozen, text) = slow_to_end(&rig, &mount, |frozen| {
@@ -210,7 +210,7 @@ fn a_disk_that_is_removed_and_ends_in_time_for_its_restart_does_not_come_back() 
     if may_not_mount() {
         return;
     }
-    let rig = Rig::of_folder(&[]);
+    let rig = Rig::of_directory(&[]);
     let mount = Mount::ext4(rig.place.dir.path(), 64);
     let (_, text) = slow_to_end(&rig, &mount, |frozen| {
         rig.refused("--timeout 1 remove a", 3);
@@ -223,7 +223,7 @@ fn a_disk_that_is_removed_and_ends_in_time_for_its_restart_does_not_come_back() 
 
 #[test]
 fn sighup_reloads_and_a_disk_that_does_not_restart_comes_back_as_it_was() {
-    let rig = Rig::of_folder(&[("a", &file("a", "serial = 'old'"))]);
+    let rig = Rig::of_directory(&[("a", &file("a", "serial = 'old'"))]);
     rig.write_file("b", &file("b", ""));
     rig.daemon.signal(libc::SIGHUP);
     rig.wait_for("b", "serving");
@@ -235,8 +235,8 @@ fn sighup_reloads_and_a_disk_that_does_not_restart_comes_back_as_it_was() {
 }
 
 #[test]
-fn a_file_of_the_name_of_an_added_disk_and_a_folder_that_has_gone_change_nothing() {
-    let rig = Rig::of_folder(&[]);
+fn a_file_of_the_name_of_an_added_disk_and_a_directory_that_has_gone_change_nothing() {
+    let rig = Rig::of_directory(&[]);
     rig.ok("add a --backend null --size 1M --socket-path a.sock --num-queues 1");
     rig.write_file("a", &file("x", ""));
     let output = rig.ctl("reload");
@@ -263,7 +263,7 @@ fn locked(rig: &Rig) -> [File; 2] {
 
 #[test]
 fn a_locked_image_keeps_no_disk_whose_file_comes_later() {
-    let mut rig = Rig::of_folder(&[]);
+    let mut rig = Rig::of_directory(&[]);
     let [a, b] = locked(&rig);
     rig.write_file("c", &file("c", ""));
     rig.daemon.signal(libc::SIGHUP);
@@ -276,7 +276,7 @@ fn a_locked_image_keeps_no_disk_whose_file_comes_later() {
 
 #[test]
 fn locked_images_are_waited_for_together() {
-    let mut rig = Rig::of_folder(&[]);
+    let mut rig = Rig::of_directory(&[]);
     let _held = locked(&rig);
     rig.daemon.signal(libc::SIGHUP);
     // Both of them, before one has failed.
@@ -290,7 +290,7 @@ fn locked_images_are_waited_for_together() {
 
 #[test]
 fn many_signals_have_one_reload_and_one_that_waits() {
-    let mut rig = Rig::of_folder(&[]);
+    let mut rig = Rig::of_directory(&[]);
     let held = locked(&rig);
     rig.daemon.signal(libc::SIGHUP);
     rig.daemon.log_line("waits for");
@@ -310,7 +310,7 @@ fn many_signals_have_one_reload_and_one_that_waits() {
 }
 
 #[test]
-fn a_check_of_the_folder_prints_each_error_and_serves_nothing() {
+fn a_check_of_the_directory_prints_each_error_and_serves_nothing() {
     let place = crate::rig::place_of(&[
         ("a", &file("a", "")),
         ("b", "blk-file = '/x'\nsocket-path = '@/b.sock'\n"),
@@ -334,7 +334,7 @@ fn a_check_of_the_folder_prints_each_error_and_serves_nothing() {
         "d.toml: line 1",
         "e.toml: cannot choose a socket: none is given; give `socket-path`\n",
         "f.toml: line 3: `num-queues` is '1000'; give a number from 1 to 64\n",
-        "g.toml: it is a folder",
+        "g.toml: it is a directory",
         "6 errors in 7 files",
     ] {
         assert!(text.contains(told), "{told}: {text}");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A daemon with a folder for images, sockets and configuration files.
+//! A daemon with a directory for images, sockets and configuration files.
 
 use crate::common::{self, Daemon, Place, program, run};
 use driver::{Device, Options, Request};
@@ -27,8 +27,8 @@ impl Rig {
         Rig { daemon: start(&place, options), place }
     }
 
-    /// A daemon whose folder has these files.
-    pub(crate) fn of_folder(files: &[(&str, &str)]) -> Rig {
+    /// A daemon whose directory has these files.
+    pub(crate) fn of_directory(files: &[(&str, &str)]) -> Rig {
         let place = place_of(files);
         let conf = place.path("conf");
         Rig { daemon: start(&place, &["--config-dir", conf.to_str().unwrap()]), place }
@@ -39,7 +39,7 @@ impl Rig {
         self.daemon = start(&self.place, options);
     }
 
-    /// Writes a file of the folder; `@` stands for the place.
+    /// Writes a file of the directory; `@` stands for the place.
     pub(crate) fn write_file(&self, name: &str, text: &str) {
         write_file(&self.place, name, text);
     }
@@ -48,12 +48,12 @@ impl Rig {
         self.place.path(name)
     }
 
-    /// Runs `vhost-blk ctl` in the folder of the rig.
+    /// Runs `vhost-blk ctl` in the directory of the rig.
     pub(crate) fn ctl(&self, words: &str) -> Output {
         common::finish(&mut self.command(words))
     }
 
-    /// `vhost-blk ctl` in the folder of the rig.
+    /// `vhost-blk ctl` in the directory of the rig.
     pub(crate) fn command(&self, words: &str) -> Command {
         let mut command = program();
         command.current_dir(self.place.dir.path()).args(["ctl", "--control-path", "ctl"]);
@@ -137,10 +137,10 @@ impl Rig {
     }
 }
 
-/// Starts a daemon, and waits until no disk of its folder is being opened.
+/// Starts a daemon, and waits until no disk of its directory is being opened.
 fn start(place: &Place, options: &[&str]) -> Daemon {
     let daemon = Daemon::start(&mut command(place, options), &place.path("ctl"));
-    place.wait_until("the disks of the folder", || {
+    place.wait_until("the disks of the directory", || {
         let mut list = program();
         list.args(["ctl", "--json", "--control-path"]).arg(place.path("ctl")).arg("list");
         let listed = common::finish(&mut list);
@@ -157,7 +157,7 @@ pub(crate) fn command(place: &Place, options: &[&str]) -> Command {
     command
 }
 
-/// A place with a folder of these files.
+/// A place with a directory of these files.
 pub(crate) fn place_of(files: &[(&str, &str)]) -> Place {
     let place = Place::new();
     std::fs::create_dir(place.path("conf")).unwrap();
@@ -168,9 +168,9 @@ pub(crate) fn place_of(files: &[(&str, &str)]) -> Place {
 }
 
 fn write_file(place: &Place, name: &str, text: &str) {
-    let folder = place.dir.path().to_str().unwrap();
+    let directory = place.dir.path().to_str().unwrap();
     let path = place.path("conf").join(format!("{name}.toml"));
-    std::fs::write(path, text.replace('@', folder)).unwrap();
+    std::fs::write(path, text.replace('@', directory)).unwrap();
 }
 
 /// A connection that speaks the protocol byte by byte.

@@ -12,7 +12,7 @@ fn text_of(rig: &Rig, name: &str) -> String {
     std::fs::read_to_string(rig.path(&format!("conf/{name}.toml"))).unwrap()
 }
 
-/// Starts the daemon again, with the same folder.
+/// Starts the daemon again, with the same directory.
 fn restart(rig: &mut Rig) {
     rig.ok("stop");
     rig.daemon.wait();
@@ -25,12 +25,15 @@ fn origin(rig: &Rig, name: &str) -> Value {
 }
 
 #[test]
-fn a_saved_disk_is_of_the_folder_and_is_served_again_after_a_restart() {
-    let mut rig = Rig::of_folder(&[]);
+fn a_saved_disk_is_of_the_directory_and_is_served_again_after_a_restart() {
+    let mut rig = Rig::of_directory(&[]);
     rig.add("kept", "--save --serial S --limit-iops 9 --wrap delay:us=1");
     rig.add("later", "");
     rig.add("lost", "");
-    assert_eq!((origin(&rig, "kept"), origin(&rig, "later")), (json!("folder"), json!("command")));
+    assert_eq!(
+        (origin(&rig, "kept"), origin(&rig, "later")),
+        (json!("directory"), json!("command"))
+    );
     let text = text_of(&rig, "kept");
     for line in ["serial = \"S\"\n", "limit-iops = 9\n", "wrap = [\"delay:us=1\"]\n"] {
         assert!(text.contains(line), "{text}");
@@ -48,16 +51,16 @@ fn a_saved_disk_is_of_the_folder_and_is_served_again_after_a_restart() {
     let status = rig.json("status later");
     assert_eq!(
         (&status["origin"], &status["options"]["limit_iops"]),
-        (&json!("folder"), &json!(7))
+        (&json!("directory"), &json!(7))
     );
     assert_eq!(status["options"]["cache"], "writethrough");
     let text = rig.ok("status later");
     assert!(text.contains("origin      a file of --config-dir\n"), "{text}");
     assert!(text.contains("limit-iops=7") && !text.contains("queue-size"), "{text}");
-    // A change of a disk of a command makes it one of the folder.
+    // A change of a disk of a command makes it one of the directory.
     rig.add("third", "");
     rig.ok("limit third --iops 3 --save");
-    assert_eq!(origin(&rig, "third"), json!("folder"));
+    assert_eq!(origin(&rig, "third"), json!("directory"));
     rig.ok("remove third --save");
     restart(&mut rig);
     assert_eq!(rig.names(), ["kept", "later"]);
@@ -80,7 +83,7 @@ fn a_saved_disk_is_of_the_folder_and_is_served_again_after_a_restart() {
 #[test]
 fn limits_and_the_cache_mode_are_saved_into_the_file_of_a_disk_with_its_comments() {
     let more = "limit-iops = 5 # slow\n# The end.\n";
-    let mut rig = Rig::of_folder(&[("a", &file("a", more)), ("b", &file("b", ""))]);
+    let mut rig = Rig::of_directory(&[("a", &file("a", more)), ("b", &file("b", ""))]);
     rig.ok("limit a --iops 9");
     assert!(text_of(&rig, "a").contains("limit-iops = 5 # slow"));
     rig.ok("limit a --iops 8 --save");
@@ -103,7 +106,7 @@ fn limits_and_the_cache_mode_are_saved_into_the_file_of_a_disk_with_its_comments
 
 #[test]
 fn the_saving_of_a_change_leaves_other_changes_of_the_running_disk_out() {
-    let mut rig = Rig::of_folder(&[("a", &file("a", ""))]);
+    let mut rig = Rig::of_directory(&[("a", &file("a", ""))]);
     rig.ok("limit a --iops 9");
     rig.ok("set-errors a --on-error stop");
     rig.ok("set-cache a writethrough --save");
@@ -141,7 +144,7 @@ fn a_disk_that_cannot_be_saved_says_why_and_an_added_one_is_not_served() {
         assert_eq!(live_options(&rig, "a"), [Value::Null, Value::Null, json!(true)], "{words}");
     }
     assert_eq!(rig.names(), ["a"]);
-    let rig = Rig::of_folder(&[]);
+    let rig = Rig::of_directory(&[]);
     rig.add("a", "");
     rig.write_file("a", "# another one");
     rig.write_file("b", "# another one");
@@ -175,7 +178,7 @@ fn a_disk_that_cannot_be_saved_says_why_and_an_added_one_is_not_served() {
 
 #[test]
 fn a_change_whose_file_cannot_be_rewritten_is_refused_before_it_holds() {
-    let rig = Rig::of_folder(&[("a", &file("a", ""))]);
+    let rig = Rig::of_directory(&[("a", &file("a", ""))]);
     let path = rig.path("conf/a.toml");
     let before = text_of(&rig, "a");
     for (spoil, told) in [("x = [", "write KEY = VALUE lines"), ("", "write it again")] {
@@ -197,7 +200,7 @@ fn a_change_whose_file_cannot_be_rewritten_is_refused_before_it_holds() {
 
 #[test]
 fn a_change_that_holds_and_is_not_saved_says_so() {
-    let rig = Rig::of_folder(&[("b", &file("b", ""))]);
+    let rig = Rig::of_directory(&[("b", &file("b", ""))]);
     rig.add("a", "");
     // A reload that waits for a locked image: the saving waits for it.
     let image = rig.path("locked.img");

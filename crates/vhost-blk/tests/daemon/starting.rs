@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Disks of the folder that cannot be opened, or whose opening hangs: a qcow2 image gets a mark while it is in use, and
-//! its file system is frozen.
+//! Disks of the directory that cannot be opened, or whose opening hangs: a qcow2 image gets a mark while it is in
+//! use, and its file system is frozen.
 
 use crate::common::{self, Daemon, Place};
 use crate::events::{next, subscribed};
@@ -24,7 +24,7 @@ fn image(place: &Place) -> Mount {
     mount
 }
 
-/// A daemon whose folder has the disks `a`, `b` and `hangs`; returns at once.
+/// A daemon whose directory has the disks `a`, `b` and `hangs`; returns at once.
 fn started(place: Place, options: &[&str], manager: Option<&str>) -> Rig {
     let conf = place.path("conf");
     let mut command =
@@ -117,9 +117,9 @@ fn a_reload_opens_others_beside_images_that_hang_and_these_when_their_storage_an
     if may_not_mount() {
         return;
     }
-    let rig = Rig::of_folder(&[]);
+    let rig = Rig::of_directory(&[]);
     let mount = image(&rig.place);
-    // More of them than threads have a turn, and the first ones of the folder.
+    // More of them than threads have a turn, and the first ones of the directory.
     let hanging: Vec<String> = (0..10).map(|n| format!("a{n}")).collect();
     for name in &hanging {
         std::fs::copy(mount.path("image"), mount.path(name)).unwrap();
@@ -185,7 +185,10 @@ fn a_disk_that_fails_is_listed_with_its_error_and_served_as_soon_as_it_can_be() 
     let line = rig.refused("pause late", 1);
     assert!(line.contains("it has failed to start: cannot open the disk"), "{line}");
     let line = rig.refused("add late --backend null --size 1M --socket-path x.sock", 1);
-    assert!(line.contains("the folder of configuration files has a disk of this name"), "{line}");
+    assert!(
+        line.contains("the directory of configuration files has a disk of this name"),
+        "{line}"
+    );
     let page = scrape(&rig.path("m"));
     assert!(page.contains("vhost_blk_disk_failed{disk=\"late\"} 1"), "{page}");
     assert!(page.contains("vhost_blk_disk_failed{disk=\"a\"} 0"), "{page}");
@@ -210,7 +213,7 @@ fn a_disk_that_fails_is_listed_with_its_error_and_served_as_soon_as_it_can_be() 
 
 #[test]
 fn a_failed_disk_is_removed_by_command_and_outlives_an_upgrade() {
-    let rig = Rig::of_folder(&[
+    let rig = Rig::of_directory(&[
         ("late", "blk-file = '@/late.img'\nsocket-path = '@/late.sock'\nnum-queues = 1\n"),
         ("gone", "blk-file = '@/gone.img'\nsocket-path = '@/gone.sock'\nnum-queues = 1\n"),
     ]);

@@ -171,7 +171,7 @@ fn a_target_that_hangs_delays_no_reload_and_no_other_disk() {
         return;
     }
     let file = "blk-file = '@/a.img'\nsocket-path = '@/a.sock'\nnum-queues = 2\n";
-    let rig = Rig::of_folder(&[("a", file)]);
+    let rig = Rig::of_directory(&[("a", file)]);
     image(&rig, "a.img", "raw");
     image(&rig, "o.img", "raw");
     rig.ok("reload");

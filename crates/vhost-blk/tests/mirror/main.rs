@@ -50,8 +50,8 @@ fn parts(rig: &Rig) -> Vec<String> {
     parts_in(rig.place.dir.path())
 }
 
-fn parts_in(folder: &Path) -> Vec<String> {
-    let names = std::fs::read_dir(folder).unwrap().map(|found| found.unwrap().file_name());
+fn parts_in(directory: &Path) -> Vec<String> {
+    let names = std::fs::read_dir(directory).unwrap().map(|found| found.unwrap().file_name());
     let names = names.map(|name| name.into_string().unwrap());
     names.filter(|name| name.ends_with(".part")).collect()
 }

@@ -143,9 +143,9 @@ fn a_completion_may_be_ordered_during_the_first_copy() {
 }
 
 #[test]
-fn a_disk_of_the_folder_goes_on_in_its_new_storage_after_an_upgrade_and_a_restart() {
+fn a_disk_of_the_directory_goes_on_in_its_new_storage_after_an_upgrade_and_a_restart() {
     let file = "blk-file = '@/a.img' # the image\nsocket-path = '@/a.sock'\nnum-queues = 2\n";
-    let mut rig = Rig::of_folder(&[("a", file)]);
+    let mut rig = Rig::of_directory(&[("a", file)]);
     image(&rig, "a.img", "raw");
     rig.ok("reload");
     let mut device = guest(&rig, "a");

@@ -35,7 +35,7 @@ fn a_mirror_that_cannot_be_begun_says_why_and_leaves_nothing() {
         ("mirror a --to precious", "precious: exists already; choose another name"),
         ("mirror a --to precious --overwrite", "precious: exists already; choose another name"),
         ("mirror a --to a.img", "a.img: exists already"),
-        ("mirror a --to none/b", "its folder: No such file or directory"),
+        ("mirror a --to none/b", "its directory: No such file or directory"),
         ("mirror a --to precious/b", "Not a directory"),
         ("mirror a --to /proc/b", "/proc/b: cannot be created"),
         ("mirror a --to /dev/null", "exists already"),
@@ -54,7 +54,7 @@ fn a_mirror_that_cannot_be_begun_says_why_and_leaves_nothing() {
     let call = r#"{"method":"io.vhostblk.Mirror","parameters":{"name":"a","target":"b"}}"#;
     let reply = raw.call(call);
     let why = reply["parameters"]["why"].as_str().unwrap();
-    assert!(why.contains("the daemon has another folder"), "{reply}");
+    assert!(why.contains("the daemon has another directory"), "{reply}");
     in_old_storage(&rig, &mut device);
 }
 
@@ -147,7 +147,7 @@ fn a_mirror_goes_on_after_a_completion_that_is_refused() {
 #[test]
 fn a_reload_restarts_no_disk_that_is_mirrored() {
     let file = "blk-file = '@/a.img'\nsocket-path = '@/a.sock'\nnum-queues = 2\n";
-    let rig = Rig::of_folder(&[]);
+    let rig = Rig::of_directory(&[]);
     image(&rig, "a.img", "raw");
     rig.write_file("a", file);
     rig.ok("reload");

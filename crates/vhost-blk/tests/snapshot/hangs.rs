@@ -137,7 +137,7 @@ fn others_go_on(rig: &Rig, device: &mut Device) {
     rig.ok("--timeout 20 backup o --to copy");
     rig.ok("--timeout 20 mirror o --to moved --complete");
     let line = rig.refused("--timeout 20 reload", 1);
-    assert!(line.contains("no folder of configuration files"), "{line}");
+    assert!(line.contains("no directory of configuration files"), "{line}");
     fill(device, 8);
 }
 

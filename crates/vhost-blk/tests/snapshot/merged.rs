@@ -293,9 +293,9 @@ fn a_full_file_system_ends_a_commit_and_the_disk_goes_on() {
 }
 
 #[test]
-fn a_disk_of_the_folder_goes_on_in_its_backing_file_after_a_restart() {
+fn a_disk_of_the_directory_goes_on_in_its_backing_file_after_a_restart() {
     let file = "blk-file = '@/a.img' # the image\nsocket-path = '@/a.sock'\nnum-queues = 2\n";
-    let mut rig = Rig::of_folder(&[("a", file)]);
+    let mut rig = Rig::of_directory(&[("a", file)]);
     image(&rig, "a.img", "raw");
     rig.ok("reload");
     let mut device = guest(&rig, "a");

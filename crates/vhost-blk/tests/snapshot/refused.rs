@@ -36,8 +36,8 @@ fn a_place_that_cannot_have_the_overlay_is_refused() {
     refused(&rig, &mut device, "a --to precious", "precious: exists already");
     assert_eq!(fs::read(rig.path("precious")).unwrap(), b"precious");
     refused(&rig, &mut device, "a --to a.img", "a.img: exists already");
-    refused(&rig, &mut device, "a --to none/b.qcow2", "its folder: No such file or directory");
-    refused(&rig, &mut device, "a --to precious/b", "its parent is no folder");
+    refused(&rig, &mut device, "a --to none/b.qcow2", "its directory: No such file or directory");
+    refused(&rig, &mut device, "a --to precious/b", "its parent is no directory");
     refused(&rig, &mut device, "a --to /proc/b", "/proc/b: cannot be created");
     refused(&rig, &mut device, "a --to /", "it names no file");
     refused(&rig, &mut device, "x --to b", "there is none of this name");
@@ -46,7 +46,7 @@ fn a_place_that_cannot_have_the_overlay_is_refused() {
     let call = r#"{"method":"io.vhostblk.Snapshot","parameters":{"name":"a","overlay":"b"}}"#;
     let reply = raw.call(call);
     let why = reply["parameters"]["why"].as_str().unwrap();
-    assert!(why.contains("the daemon has another folder"), "{reply}");
+    assert!(why.contains("the daemon has another directory"), "{reply}");
 }
 
 #[test]
@@ -151,7 +151,7 @@ fn an_image_without_attributes_needs_no_mark_and_is_then_not_protected() {
 
 #[test]
 fn a_configuration_file_that_does_not_describe_the_disk_is_not_rewritten() {
-    let rig = Rig::of_folder(&[(
+    let rig = Rig::of_directory(&[(
         "a",
         "blk-file = '@/a.img'\nsocket-path = '@/a.sock'\nnum-queues = 2\n",
     )]);

@@ -91,9 +91,9 @@ fn an_image_with_an_overlay_is_not_opened_for_writing_again() {
     rig.write_file("c", "blk-file = '@/a.img'\nsocket-path = '@/c.sock'\n");
     let conf = rig.path("conf");
     let other = rig.path("other.ctl");
-    let mut of_folder = program();
-    of_folder.arg("daemon").arg("--control-path").arg(&other).arg("--config-dir").arg(&conf);
-    let mut daemon = Daemon::start(&mut of_folder, &other);
+    let mut of_directory = program();
+    of_directory.arg("daemon").arg("--control-path").arg(&other).arg("--config-dir").arg(&conf);
+    let mut daemon = Daemon::start(&mut of_directory, &other);
     let mut serve = program();
     serve.arg("serve").arg("--blk-file").arg(&path).arg("--socket-path").arg(rig.path("d.sock"));
     fs::write(rig.path("source"), vec![1; 1 << 20]).unwrap();
@@ -125,10 +125,10 @@ fn an_image_with_an_overlay_is_not_opened_for_writing_again() {
 }
 
 #[test]
-fn a_disk_of_the_folder_goes_on_in_its_overlay_after_a_restart() {
+fn a_disk_of_the_directory_goes_on_in_its_overlay_after_a_restart() {
     let text_of_file = "# The disk of the database.\nblk-file = '@/a.img' # raw\n\
                         socket-path = '@/a.sock'\nnum-queues = 2\nserial = 'db'\n";
-    let mut rig = Rig::of_folder(&[("a", text_of_file)]);
+    let mut rig = Rig::of_directory(&[("a", text_of_file)]);
     image(&rig, "a.img", "raw");
     rig.ok("reload");
     let mut device = guest(&rig, "a");

@@ -2,7 +2,7 @@
 //! `vhost-blk ctl upgrade` under a load that verifies every byte.
 //!
 //! With `VHOST_BLK_TEST_PLANE=kernel` on the kernel's data plane: `VHOST_BLK_TEST_DISK` is then a
-//! block device of 8 MiB or more, or a folder.
+//! block device of 8 MiB or more, or a directory.
 
 #[path = "../common/mod.rs"]
 mod common;

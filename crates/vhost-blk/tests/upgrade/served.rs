@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Output;
 use std::time::Duration;
 
-/// A folder, a daemon with a control socket in it, and the path of that socket.
+/// A directory, a daemon with a control socket in it, and the path of that socket.
 pub(crate) struct Served {
     pub(crate) place: Place,
     pub(crate) daemon: Daemon,
@@ -20,7 +20,7 @@ pub(crate) fn on_kernel() -> bool {
     std::env::var("VHOST_BLK_TEST_PLANE").is_ok_and(|plane| plane == "kernel")
 }
 
-/// `VHOST_BLK_TEST_DISK`: a device, or a folder for an image.
+/// `VHOST_BLK_TEST_DISK`: a device, or a directory for an image.
 fn disk_of_environment() -> PathBuf {
     let disk = std::env::var_os("VHOST_BLK_TEST_DISK").expect("VHOST_BLK_TEST_DISK is set");
     let disk = PathBuf::from(disk);

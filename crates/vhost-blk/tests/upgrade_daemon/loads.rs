@@ -9,7 +9,7 @@ use std::time::Duration;
 
 const UPGRADES: usize = 20;
 
-/// A disk of the configuration folder.
+/// A disk of the configuration directory.
 pub(crate) fn file(name: &str, more: &str) -> String {
     format!(
         "blk-file = '@/{name}.img'\nsocket-path = '@/{name}.sock'\nnum-queues = 1\n\
@@ -17,7 +17,7 @@ pub(crate) fn file(name: &str, more: &str) -> String {
     )
 }
 
-/// An empty image of 1 MiB in the folder of the rig.
+/// An empty image of 1 MiB in the directory of the rig.
 pub(crate) fn image(rig: &Rig, name: &str) {
     let image = std::fs::File::create(rig.path(&format!("{name}.img"))).unwrap();
     image.set_len(1 << 20).unwrap();
@@ -55,7 +55,8 @@ fn all_under_load(mut guests: Vec<Device>, loads: &[&Loaded], act: &mut dyn FnMu
 
 #[test]
 fn twenty_upgrades_of_eight_disks_lose_no_byte_and_no_descriptor() {
-    let mut rig = Rig::of_folder(&[("f0", &file("f0", "")), ("f1", &file("f1", "serial = 'F'"))]);
+    let mut rig =
+        Rig::of_directory(&[("f0", &file("f0", "")), ("f1", &file("f1", "serial = 'F'"))]);
     rig.daemon.close_stderr(); // more lines than a pipe holds
     ["f0", "f1"].iter().for_each(|name| image(&rig, name));
     rig.ok("reload");

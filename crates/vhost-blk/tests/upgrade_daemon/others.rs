@@ -69,7 +69,7 @@ fn during_an_upgrade_disks_neither_come_nor_go_and_no_other_upgrade_begins() {
 
 #[test]
 fn a_reload_by_signal_during_an_upgrade_is_done_by_the_new_program() {
-    let rig = Rig::of_folder(&[]);
+    let rig = Rig::of_directory(&[]);
     image(&rig, "a");
     rig.write_file("a", &file("a", ""));
     rig.ok("reload");

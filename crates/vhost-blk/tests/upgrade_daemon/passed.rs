@@ -101,7 +101,7 @@ fn the_groups_of_the_running_disks_pass_on_whatever_their_options_say() {
 
 #[test]
 fn a_reload_after_an_upgrade_compares_the_files_with_the_options_of_before() {
-    let rig = Rig::of_folder(&[]);
+    let rig = Rig::of_directory(&[]);
     for name in ["same", "live", "idle", "gone", "late"] {
         image(&rig, name);
         rig.write_file(name, &file(name, ""));
@@ -109,7 +109,7 @@ fn a_reload_after_an_upgrade_compares_the_files_with_the_options_of_before() {
     rig.ok("reload");
     rig.add("own", "");
     rig.ok("limit same --iops 9");
-    // Changed before the upgrade, which does not read the folder.
+    // Changed before the upgrade, which does not read the directory.
     rig.write_file("late", &file("late", "serial = 'new'"));
     rig.upgrade();
     assert_eq!(rig.guest("late").get_id().unwrap()[..3], *b"\0\0\0");
@@ -151,7 +151,7 @@ fn an_image_that_came_as_a_descriptor_or_has_moved_passes_on() {
 
 #[test]
 fn a_daemon_that_is_killed_after_an_upgrade_is_followed_by_one_that_completes_every_request() {
-    let mut rig = Rig::of_folder(&[]);
+    let mut rig = Rig::of_directory(&[]);
     for name in ["a", "b"] {
         image(&rig, name);
         let slow = "wrap = ['delay:us=20000,ops=write']";
@@ -189,8 +189,8 @@ fn a_daemon_that_is_killed_after_an_upgrade_is_followed_by_one_that_completes_ev
 #[test]
 fn metrics_are_served_on_for_all_disks() {
     use std::io::{Read, Write};
-    let folder = tempfile::tempdir().unwrap();
-    let socket = folder.path().join("metrics");
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("metrics");
     let rig = Rig::with(&["--metrics", &format!("unix:{}", socket.display())]);
     ["a", "b"].iter().for_each(|name| rig.add(name, ""));
     write_and_read(&mut rig.guest("a"), 0);

@@ -74,7 +74,7 @@ fn a_chain_that_is_not_the_open_one_any_more_is_refused() {
     read_and_write(&mut device, 1);
 }
 
-/// An image of 32 MiB in a file system over a base in the folder of the rig, which is full of data: the tables need
+/// An image of 32 MiB in a file system over a base in the directory of the rig, which is full of data: the tables need
 /// data before them. Returns its path, and its options.
 fn over_a_base(rig: &Rig, mount: &Mount, create: &[&str]) -> (PathBuf, String) {
     let (path, base) = (mount.path("a.qcow2"), rig.path("base.raw"));

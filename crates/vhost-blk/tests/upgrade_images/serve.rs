@@ -6,7 +6,7 @@ use crate::{Device, FIRST, Rig, mount, read_and_write, text, upgrade};
 use driver::Options;
 use std::path::Path;
 
-/// A daemon of `serve` with a configuration file of these lines; `@` stands for the folder.
+/// A daemon of `serve` with a configuration file of these lines; `@` stands for the directory.
 fn configured(place: Place, lines: &str) -> Rig {
     write_config(&place, lines);
     let mut command = program();

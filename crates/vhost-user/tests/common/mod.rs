@@ -27,9 +27,9 @@ use vhost_user::{Answer, Command, Control, DeviceOptions, Next, Notice, Status};
 
 /// Bound of every wait; a passing test never reaches it.
 pub const LIMIT: Duration = Duration::from_secs(60);
-/// A folder of this build on a real file system.
+/// A directory of this build on a real file system.
 pub const DISK: &str = env!("CARGO_TARGET_TMPDIR");
-/// A folder in memory. Every Linux has it.
+/// A directory in memory. Every Linux has it.
 pub const TMPFS: &str = "/dev/shm";
 /// Size of most disks in these tests.
 pub const DISK_BYTES: u64 = 16 << 20;
@@ -81,7 +81,7 @@ pub struct Daemon {
     outcomes: Receiver<Result<(), String>>,
     control: Control,
     thread: Option<JoinHandle<()>>,
-    _folder: TempDir,
+    _directory: TempDir,
 }
 
 impl Daemon {
@@ -93,8 +93,8 @@ impl Daemon {
     /// Serves `disk` by the threads of `pool`.
     pub fn in_pool(disk: Arc<dyn Disk>, setup: &Setup, pool: &UringPool) -> Self {
         let plane = pool.add_disk(Arc::clone(&disk)).expect("the data plane takes the disk");
-        let folder = tempfile::tempdir().expect("a folder for the socket");
-        let socket = folder.path().join("socket");
+        let directory = tempfile::tempdir().expect("a directory for the socket");
+        let socket = directory.path().join("socket");
         let listener = UnixListener::bind(&socket).expect("the socket is bound");
         let stop = Arc::new(AtomicBool::new(false));
         let (told, outcomes) = channel();
@@ -123,7 +123,7 @@ impl Daemon {
         let thread = std::thread::Builder::new().name("daemon".into()).spawn(body);
         let thread = Some(thread.expect("a thread"));
         let control = control.recv().expect("the device is made");
-        Daemon { socket, stop, outcomes, control, thread, _folder: folder }
+        Daemon { socket, stop, outcomes, control, thread, _directory: directory }
     }
 
     /// Serves `disk` with the default set-up.
@@ -241,15 +241,15 @@ pub fn mem() -> plane::Plain {
     plane::Plain::new()
 }
 
-/// A disk in a new file below `place`; keep the folder as long as the disk.
+/// A disk in a new file below `place`; keep the directory as long as the disk.
 pub fn file(place: &str, options: FileOptions) -> (backend::File, TempDir) {
-    // A virtual machine has no build folder.
+    // A virtual machine has no build directory.
     let elsewhere = plane::is_kernel() && !Path::new(place).exists();
     let place = if elsewhere { std::env::temp_dir() } else { place.into() };
-    let folder = TempDir::new_in(place).expect("a folder for the image");
-    let path = folder.path().join("image.raw");
+    let directory = TempDir::new_in(place).expect("a directory for the image");
+    let path = directory.path().join("image.raw");
     std::fs::File::create(&path).expect("an image").set_len(DISK_BYTES).expect("its size");
-    (backend::File::open(&path, options).expect("the image opens"), folder)
+    (backend::File::open(&path, options).expect("the image opens"), directory)
 }
 
 /// The options of a driver for every kind of ring: split and packed, with and without event index

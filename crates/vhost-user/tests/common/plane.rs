@@ -4,7 +4,7 @@
 //!
 //! * `VHOST_BLK_TEST_PLANE=kernel`: queues start on the kernel's plane if the test's disk suits
 //!   it; a test with wrappers around its disk says so and runs on the daemon's own.
-//! * `VHOST_BLK_TEST_DISK=PATH`: in that case, the place of "in memory" disks: a folder for
+//! * `VHOST_BLK_TEST_DISK=PATH`: in that case, the place of "in memory" disks: a directory for
 //!   image files, or a block device of 16 MiB (overwritten; run with `--test-threads=1`).
 
 use super::DISK_BYTES;
@@ -53,7 +53,7 @@ pub fn kernel_or_skip() -> bool {
 /// A disk without wrappers.
 pub struct Plain {
     disk: Box<dyn Disk>,
-    _folder: Option<TempDir>,
+    _directory: Option<TempDir>,
 }
 
 impl Plain {
@@ -63,7 +63,7 @@ impl Plain {
             true => Plain::for_kernel(),
             false => Plain {
                 disk: Box::new(Mem::new(DISK_BYTES).expect("address space")),
-                _folder: None,
+                _directory: None,
             },
         }
     }
@@ -73,7 +73,7 @@ impl Plain {
         let place =
             std::env::var_os("VHOST_BLK_TEST_DISK").map_or_else(std::env::temp_dir, PathBuf::from);
         let kind = std::fs::metadata(&place).expect("VHOST_BLK_TEST_DISK is there").file_type();
-        let (path, folder) = match kind.is_block_device() {
+        let (path, directory) = match kind.is_block_device() {
             true => {
                 let mut device =
                     std::fs::OpenOptions::new().write(true).open(&place).expect("the device opens");
@@ -82,16 +82,16 @@ impl Plain {
                 (place, None)
             }
             false => {
-                let folder = TempDir::new_in(&place).expect("a folder for the image");
-                let path = folder.path().join("image.raw");
+                let directory = TempDir::new_in(&place).expect("a directory for the image");
+                let path = directory.path().join("image.raw");
                 let image = std::fs::File::create(&path).expect("an image");
                 image.set_len(DISK_BYTES).expect("its size");
-                (path, Some(folder))
+                (path, Some(directory))
             }
         };
         let disk = File::open(&path, FileOptions::default()).expect("the disk opens");
         assert_eq!(disk.info().capacity_sectors * 512, DISK_BYTES, "the size of {path:?}");
-        Plain { disk: Box::new(disk), _folder: folder }
+        Plain { disk: Box::new(disk), _directory: directory }
     }
 }
 

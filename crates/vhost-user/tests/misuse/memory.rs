@@ -59,13 +59,13 @@ fn memory_without_or_with_the_wrong_descriptors_is_refused() {
             m.refuses(ADD_MEM_REG, &region, &vec![m.memory_fd(); count]);
         });
     }
-    // An eventfd, a folder and a socket are no memory.
+    // An eventfd, a directory and a socket are no memory.
     once(Mischief::negotiated, |m| {
         m.refuses(SET_MEM_TABLE, &table, &[m.eventfd.as_fd_()]);
     });
     once(Mischief::negotiated, |m| {
-        let folder = File::open("/").unwrap();
-        m.refuses(SET_MEM_TABLE, &table, &[folder.as_fd()]);
+        let directory = File::open("/").unwrap();
+        m.refuses(SET_MEM_TABLE, &table, &[directory.as_fd()]);
     });
     once(Mischief::negotiated, |m| {
         m.refuses(SET_MEM_TABLE, &table, &[m.channel.stream().as_fd()]);

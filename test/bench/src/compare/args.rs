@@ -69,11 +69,11 @@ pub struct Args {
     /// Use packed rings (servers that lack them are left out)
     #[arg(long)]
     pub(super) packed: bool,
-    /// Folder of the disk file of `file`: a tmpfs
-    #[arg(long, value_name = "FOLDER", default_value = "/dev/shm")]
-    pub(super) folder: PathBuf,
-    /// Folder of the disk file of `disk`: on a real disk [default: the cache folder]
-    #[arg(long, value_name = "FOLDER")]
+    /// Directory of the disk file of `file`: a tmpfs
+    #[arg(long, value_name = "DIR", default_value = "/dev/shm")]
+    pub(super) directory: PathBuf,
+    /// Directory of the disk file of `disk`: on a real disk [default: the cache directory]
+    #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
     /// MiB of the disks
     #[arg(long, default_value_t = 1024)]
@@ -171,9 +171,9 @@ impl Args {
         if self.loads.all_loads { plan::EVERY_DEPTH.to_vec() } else { self.depths.clone() }
     }
 
-    /// The folder on a real disk.
+    /// The directory on a real disk.
     pub(super) fn dir(&self) -> Result<PathBuf> {
-        disk::folder(self.dir.as_deref())
+        disk::directory(self.dir.as_deref())
     }
 
     /// The load of one point of a shape on one queue.
@@ -236,7 +236,7 @@ impl Args {
     /// Paths and sizes for the servers; tells the missing programs.
     pub(super) fn settings(
         &self,
-        folder: PathBuf,
+        directory: PathBuf,
         files: [PathBuf; 2],
         left_out: &mut Vec<String>,
     ) -> Result<Settings> {
@@ -276,7 +276,7 @@ impl Args {
             size_bytes: self.size_mib << 20,
             file,
             disk,
-            folder,
+            directory,
             queues: 2,
         })
     }

@@ -58,14 +58,14 @@ pub fn run(args: &Args) -> Result<()> {
         args.baseline.keep_none();
     }
     let earlier = args.baseline.read()?;
-    let folder = tempfile::Builder::new().prefix("bench-").tempdir()?;
+    let directory = tempfile::Builder::new().prefix("bench-").tempdir()?;
     let mut results = Results { setup: setup::describe(), ..Results::default() };
     args.count_calls_if_possible(&mut results.left_out);
     let tmpfs = file(&mut args, Storage::File, &mut results.left_out)?;
     let disk = file(&mut args, Storage::Disk, &mut results.left_out)?;
     let files = [&tmpfs, &disk]
         .map(|file| file.as_ref().map_or_else(PathBuf::new, |file| file.path().to_owned()));
-    let settings = args.settings(folder.path().to_owned(), files, &mut results.left_out)?;
+    let settings = args.settings(directory.path().to_owned(), files, &mut results.left_out)?;
     let _images = images(&settings, [&tmpfs, &disk])?;
     if disk.is_some() {
         let storage = setup::storage_of(&settings.disk)?;
@@ -85,7 +85,7 @@ pub fn run(args: &Args) -> Result<()> {
     earlier.judge(&report)
 }
 
-/// The file behind a kind of storage, if the kind is wanted. A folder that is no place for it takes
+/// The file behind a kind of storage, if the kind is wanted. A directory that is no place for it takes
 /// the kind out of the comparison.
 fn file(
     args: &mut Args,
@@ -97,17 +97,20 @@ fn file(
     }
     let bytes = args.size_mib << 20;
     if storage == Storage::File {
-        return disk::create(&args.folder, bytes).map(Some);
+        return disk::create(&args.directory, bytes).map(Some);
     }
-    let folder = args.dir()?;
-    std::fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
-    if let Some(why) = disk::is_no_real_disk(&folder)? {
-        let folder = folder.display();
-        tell(left_out, format!("{storage}: {folder} {why}; choose another folder with --dir"));
+    let directory = args.dir()?;
+    std::fs::create_dir_all(&directory).with_context(|| directory.display().to_string())?;
+    if let Some(why) = disk::is_no_real_disk(&directory)? {
+        let directory = directory.display();
+        tell(
+            left_out,
+            format!("{storage}: {directory} {why}; choose another directory with --dir"),
+        );
         args.storages.retain(|&kept| kept != storage);
         return Ok(None);
     }
-    disk::create(&folder, bytes).map(Some)
+    disk::create(&directory, bytes).map(Some)
 }
 
 /// Makes the qcow2 images of the files, if they are wanted.

@@ -74,9 +74,9 @@ impl Programs {
         kinds
     }
 
-    /// Starts a server of one disk, with its files in `folder`.
-    fn server(&self, name: &str, folder: &Path) -> Result<Server> {
-        fs::create_dir(folder)?;
+    /// Starts a server of one disk, with its files in `directory`.
+    fn server(&self, name: &str, directory: &Path) -> Result<Server> {
+        fs::create_dir(directory)?;
         let settings = Settings {
             ours: Some(self.ours.clone()),
             ours_args: Vec::new(),
@@ -85,7 +85,7 @@ impl Programs {
             file: PathBuf::new(),
             disk: PathBuf::new(),
             qcow2: false,
-            folder: folder.to_owned(),
+            directory: directory.to_owned(),
             queues: 1,
         };
         let mut specs = settings.specs(Storage::Null).into_iter();
@@ -103,27 +103,33 @@ pub(super) struct Fleet {
     _servers: Vec<Server>,
     _daemon: Option<Daemon>,
     /// Sockets, logs and configuration; removed after the servers have ended.
-    _folder: TempDir,
+    _directory: TempDir,
 }
 
 impl Fleet {
     /// Starts the servers of so many disks.
     pub(super) fn start(programs: &Programs, kind: Kind, disks: u16) -> Result<Self> {
-        let folder = tempfile::Builder::new().prefix("bench-density-").tempdir()?;
+        let directory = tempfile::Builder::new().prefix("bench-density-").tempdir()?;
         let Some(name) = kind.server() else {
             let disk = |_| format!("backend = \"null\"\nsize = {SIZE_BYTES}\nnum-queues = 1\n");
             let disks: Vec<_> = (0..disks).map(disk).collect();
             let OneDaemon { daemon, sockets, .. } =
-                OneDaemon::start(&programs.ours, folder.path(), &disks)?;
+                OneDaemon::start(&programs.ours, directory.path(), &disks)?;
             let pids = vec![daemon.id()];
             let (servers, daemon) = (Vec::new(), Some(daemon));
-            return Ok(Self { pids, sockets, _servers: servers, _daemon: daemon, _folder: folder });
+            return Ok(Self {
+                pids,
+                sockets,
+                _servers: servers,
+                _daemon: daemon,
+                _directory: directory,
+            });
         };
-        let start = |disk: u16| programs.server(name, &folder.path().join(disk.to_string()));
+        let start = |disk: u16| programs.server(name, &directory.path().join(disk.to_string()));
         let servers = (0..disks).map(start).collect::<Result<Vec<_>>>()?;
         let pids = servers.iter().map(|server| server.pid).collect();
         let sockets = servers.iter().map(|server| PathBuf::from(&server.socket)).collect();
-        Ok(Self { pids, sockets, _servers: servers, _daemon: None, _folder: folder })
+        Ok(Self { pids, sockets, _servers: servers, _daemon: None, _directory: directory })
     }
 
     /// The sockets of the disks.

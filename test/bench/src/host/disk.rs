@@ -94,7 +94,7 @@ impl Disk {
         let name = &format!("bench{number}");
         let file = |format: &str| {
             let options = ["--preallocation=full", format];
-            create_by(&programs.ours, programs.folder.join(name), FILE_BYTES, &options)
+            create_by(&programs.ours, programs.directory.join(name), FILE_BYTES, &options)
         };
         Ok(match storage {
             Storage::Device(speed) => Self::Device(null_blk(name, DEVICE_MIB, queues, speed)?),
@@ -140,7 +140,7 @@ fn nvme_disk(number: usize) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// The name of that controller, from the folder of all of them.
+/// The name of that controller, from the directory of all of them.
 fn nvme_controller(class: &Path) -> Result<String> {
     for entry in fs::read_dir(class).context("this kernel has no NVMe controller")? {
         let controller = entry?;
@@ -161,9 +161,9 @@ mod tests {
         let class = tempfile::tempdir().unwrap();
         assert!(nvme_controller(class.path()).unwrap_err().to_string().contains("--nvme"));
         for (name, serial) in [("nvme0", "lab\n"), ("nvme1", "zeros   \n")] {
-            let folder = class.path().join(name);
-            fs::create_dir(&folder).unwrap();
-            fs::write(folder.join("serial"), serial).unwrap();
+            let directory = class.path().join(name);
+            fs::create_dir(&directory).unwrap();
+            fs::write(directory.join("serial"), serial).unwrap();
         }
         assert_eq!(nvme_controller(class.path()).unwrap(), "nvme1");
     }

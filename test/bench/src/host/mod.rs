@@ -157,7 +157,7 @@ impl Args {
 pub fn run(args: &Args) -> Result<()> {
     let mut args = args.clone();
     let earlier = args.baseline.read()?;
-    let (programs, _folder) = args.servers.programs()?;
+    let (programs, _directory) = args.servers.programs()?;
     let mut results = Results { setup: setup::describe(), ..Results::default() };
     let ours = programs.ours.display().to_string();
     for program in [ours.as_str(), "qemu-storage-daemon"] {

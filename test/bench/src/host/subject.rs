@@ -108,7 +108,7 @@ impl Servers {
 
     /// Removes the servers that cannot be measured here; returns the programs of the others.
     pub fn programs(&mut self) -> Result<(Programs, TempDir)> {
-        let folder = tempfile::Builder::new().prefix("bench-").tempdir()?;
+        let directory = tempfile::Builder::new().prefix("bench-").tempdir()?;
         let ours = std::env::current_exe()?.with_file_name("vhost-blk");
         if !ours.exists() {
             bail!("{} is not there: build vhost-blk", ours.display());
@@ -118,9 +118,9 @@ impl Servers {
             self.who.retain(|&who| who != Who::Kernel);
         }
         let ours_args = self.ours_arg.clone();
-        let path = folder.path().to_owned();
+        let path = directory.path().to_owned();
         let disk = PathBuf::new();
-        Ok((Programs { ours, ours_args, folder: path, disk, polling: true }, folder))
+        Ok((Programs { ours, ours_args, directory: path, disk, polling: true }, directory))
     }
 }
 
@@ -131,8 +131,8 @@ pub struct Programs {
     pub ours: PathBuf,
     /// Further arguments of `vhost-blk serve`.
     pub ours_args: Vec<String>,
-    /// Folder for sockets and logs.
-    pub folder: PathBuf,
+    /// Directory for sockets and logs.
+    pub directory: PathBuf,
     /// The file on a real disk, which servers share in turn; empty: none.
     pub disk: PathBuf,
     /// True if servers may poll before they sleep, which is their default.
@@ -222,7 +222,7 @@ fn scsi(device: &Path) -> Result<(Server, String)> {
 
 fn daemon(who: Who, programs: &Programs, disk: &Disk, queues: u16) -> Result<(Server, String)> {
     let name = who.name().replace(' ', "-");
-    let socket = programs.folder.join(format!("{name}.sock"));
+    let socket = programs.directory.join(format!("{name}.sock"));
     let _ = fs::remove_file(&socket);
     let (program, args) = match who {
         Who::Kernel => ours(programs, disk, &socket, queues, &["kernel"]),

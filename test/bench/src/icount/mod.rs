@@ -83,7 +83,7 @@ pub fn run(args: &Args) -> Result<()> {
     if cpu::usable()?.len() != 1 && !args.any_clock {
         bail!("this VM has more than one CPU: use the lab's --icount");
     }
-    let (mut programs, _folder) = args.servers.programs()?;
+    let (mut programs, _directory) = args.servers.programs()?;
     programs.polling = false;
     // The daemon's trials of batch sizes begin with a small one and take longer than a measurement.
     if !programs.ours_args.iter().any(|arg| arg.starts_with("--batch-size")) {

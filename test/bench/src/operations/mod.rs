@@ -31,7 +31,7 @@ const WITHOUT: &str = "without";
 /// The goal of `docs/backup.md` and `docs/images.md` for the 99th percentile.
 const WAIT_GOAL_MS: f64 = 100.0;
 
-const METHOD: &str = "Raw files on the folder for temporary files, one `vhost-blk daemon`, each disk with a connected \
+const METHOD: &str = "Raw files in the temporary directory, one `vhost-blk daemon`, each disk with a connected \
     driver; one driver keeps 4 KiB requests in flight and sleeps. Windows with the operation on its disk and windows \
     without take turns. `wait`: the longest latency of a window, over all windows; `pause`: what `ctl` tells. An \
     upgrade replaces the program by itself; a snapshot is committed before the next one; a commit has what one window \

@@ -57,22 +57,22 @@ pub(super) struct Rig {
     round: u64,
     _idle: Vec<Device>,
     /// Images, sockets and the log; removed after the daemon has ended.
-    folder: TempDir,
+    directory: TempDir,
 }
 
 impl Rig {
     pub(super) fn start(program: &Path, disks: u16) -> Result<Self> {
-        let folder = tempfile::Builder::new().prefix("bench-operations-").tempdir()?;
+        let directory = tempfile::Builder::new().prefix("bench-operations-").tempdir()?;
         let image = |disk| {
-            let image = folder.path().join(format!("{disk}.img"));
+            let image = directory.path().join(format!("{disk}.img"));
             File::create(&image)?.set_len(SIZE_BYTES)?;
             Ok(format!("blk-file = \"{}\"\nnum-queues = 1\n", image.display()))
         };
         let images = (0..disks).map(image).collect::<Result<Vec<_>>>()?;
-        let served = OneDaemon::start(program, folder.path(), &images)?;
+        let served = OneDaemon::start(program, directory.path(), &images)?;
         let others = served.sockets.iter().skip(1);
         let idle = others.map(|socket| light_driver(socket)).collect::<Result<_>>()?;
-        Ok(Self { served, round: 0, _idle: idle, folder })
+        Ok(Self { served, round: 0, _idle: idle, directory })
     }
 
     pub(super) fn disks(&self) -> usize {
@@ -86,7 +86,7 @@ impl Rig {
 
     /// The file that the operation of this round makes.
     fn new_file(&self) -> PathBuf {
-        self.folder.path().join(format!("new-{}", self.round))
+        self.directory.path().join(format!("new-{}", self.round))
     }
 
     /// Prepares an operation; `load` loads the disk for a while.
@@ -132,8 +132,8 @@ impl Rig {
                 self.new_file()
             }
             Operation::Commit | Operation::Backup => self.new_file(),
-            Operation::Mirror if self.round == 1 => self.folder.path().join("0.img"),
-            Operation::Mirror => self.folder.path().join(format!("new-{}", self.round - 1)),
+            Operation::Mirror if self.round == 1 => self.directory.path().join("0.img"),
+            Operation::Mirror => self.directory.path().join(format!("new-{}", self.round - 1)),
         };
         fs::remove_file(&unused).with_context(|| unused.display().to_string())
     }

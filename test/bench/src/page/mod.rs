@@ -40,18 +40,18 @@ pub struct Args {
     /// JSON of the part without a VM (`bench --json`)
     #[arg(long, value_name = "FILE")]
     native: Option<PathBuf>,
-    /// Folder with the JSON of `bench density` and `bench operations`, each named after its program
-    #[arg(long, value_name = "FOLDER")]
+    /// Directory with the JSON of `bench density` and `bench operations`, each named after its program
+    #[arg(long, value_name = "DIR")]
     others: Option<PathBuf>,
-    /// Folder with the JSON of the lab's parts (`make bench-lab`)
-    #[arg(long, value_name = "FOLDER")]
+    /// Directory with the JSON of the lab's parts (`make bench-lab`)
+    #[arg(long, value_name = "DIR")]
     lab: Option<PathBuf>,
     /// Also write the rows of the README's table, which `readme.md` has, and the figure of them, beside it with the
     /// extension svg
     #[arg(long, value_name = "FILE", requires = "native")]
     keep: Option<PathBuf>,
-    /// Folder of the report
-    #[arg(long, value_name = "FOLDER", default_value = "report")]
+    /// Directory of the report
+    #[arg(long, value_name = "DIR", default_value = "report")]
     out: PathBuf,
 }
 
@@ -76,8 +76,8 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-fn write(folder: &Path, name: &str, text: &str) -> Result<()> {
-    let path = folder.join(name);
+fn write(directory: &Path, name: &str, text: &str) -> Result<()> {
+    let path = directory.join(name);
     fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
     println!("{}", path.display());
     Ok(())
@@ -300,11 +300,11 @@ mod tests {
 
     #[test]
     fn the_json_has_every_sample_and_the_machine() {
-        let folder = tempfile::tempdir().unwrap();
-        let native_file = folder.path().join("native.json");
+        let directory = tempfile::tempdir().unwrap();
+        let native_file = directory.path().join("native.json");
         native().publish(Some(&native_file)).unwrap();
-        let out = folder.path().join("report");
-        let others = folder.path().join("others");
+        let out = directory.path().join("report");
+        let others = directory.path().join("others");
         fs::create_dir(&others).unwrap();
         let mut density = Report::new("Many", Vec::new());
         density.goals.push(Goal::below("idle of many".to_owned(), 0.0, 0.1));

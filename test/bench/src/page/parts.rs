@@ -59,7 +59,7 @@ pub(super) struct Part {
 pub(super) struct Parts(pub(super) Vec<Part>);
 
 impl Parts {
-    /// Reads the file of the part without a VM, and those that exist in the folders of the further
+    /// Reads the file of the part without a VM, and those that exist in the directories of the further
     /// parts without a VM (`others`) and of the lab. A file that cannot be read is an error.
     pub(super) fn read(
         native: Option<&Path>,
@@ -72,8 +72,8 @@ impl Parts {
             command: "make report".to_owned(),
             report: native.map(Report::read).transpose()?,
         }];
-        let mut add = |(name, about), folder: Option<&Path>, command| {
-            let file = folder.map(|folder| folder.join(format!("{name}.json")));
+        let mut add = |(name, about), directory: Option<&Path>, command| {
+            let file = directory.map(|directory| directory.join(format!("{name}.json")));
             let file = file.filter(|file| file.exists());
             let report = file.as_deref().map(Report::read).transpose()?;
             parts.push(Part { name, about, command, report });

@@ -12,7 +12,7 @@ use kit::system::modprobe;
 #[derive(Debug)]
 pub struct ScsiTarget {
     wwpn: String,
-    /// Folders (and one link) in the order in which they were made.
+    /// Directories (and one link) in the order in which they were made.
     made: Vec<PathBuf>,
 }
 
@@ -25,21 +25,21 @@ impl ScsiTarget {
         let target = configfs()?.join("target");
         let wwpn = format!("naa.50014050000000{number:02x}");
         let mut this = Self { wwpn: wwpn.clone(), made: Vec::new() };
-        let adapter = this.folder(target.join(format!("core/iblock_{number}")))?;
-        let disk = this.folder(adapter.join("disk"))?;
+        let adapter = this.directory(target.join(format!("core/iblock_{number}")))?;
+        let disk = this.directory(adapter.join("disk"))?;
         set(&disk, "control", &format!("udev_path={}", device.display()))?;
         set(&disk, "enable", "1")?;
         // Each command would look persistent reservations up.
         set(&disk.join("attrib"), "emulate_pr", "0")?;
         let vhost = target.join("vhost");
         if !vhost.exists() {
-            // Stays: the module's own folder, without which it has no targets.
-            make_folder(&vhost)?;
+            // Stays: the module's own directory, without which it has no targets.
+            make_directory(&vhost)?;
         }
-        let port = this.folder(vhost.join(&wwpn))?;
-        let group = this.folder(port.join("tpgt_1"))?;
+        let port = this.directory(vhost.join(&wwpn))?;
+        let group = this.directory(port.join("tpgt_1"))?;
         set(&group, "nexus", &format!("naa.50014051000000{number:02x}"))?;
-        let lun = this.folder(group.join("lun/lun_0"))?;
+        let lun = this.directory(group.join("lun/lun_0"))?;
         let link = lun.join("disk");
         std::os::unix::fs::symlink(&disk, &link)
             .with_context(|| format!("cannot make {}", link.display()))?;
@@ -47,8 +47,8 @@ impl ScsiTarget {
         Ok(this)
     }
 
-    fn folder(&mut self, path: PathBuf) -> Result<PathBuf> {
-        make_folder(&path)?;
+    fn directory(&mut self, path: PathBuf) -> Result<PathBuf> {
+        make_directory(&path)?;
         self.made.push(path.clone());
         Ok(path)
     }
@@ -75,11 +75,11 @@ impl Drop for ScsiTarget {
     }
 }
 
-fn make_folder(path: &Path) -> Result<()> {
+fn make_directory(path: &Path) -> Result<()> {
     fs::create_dir(path).with_context(|| format!("cannot make {}", path.display()))
 }
 
-fn set(folder: &Path, name: &str, value: &str) -> Result<()> {
-    let path = folder.join(name);
+fn set(directory: &Path, name: &str, value: &str) -> Result<()> {
+    let path = directory.join(name);
     fs::write(&path, value).with_context(|| format!("cannot write {value} to {}", path.display()))
 }

@@ -92,8 +92,8 @@ pub struct Args {
     /// microseconds for each request (`80us`), `brd` or `nvme`
     #[arg(long = "storage", value_parser = parse_storage, value_delimiter = ',', default_value = "disk")]
     storages: Vec<Storage>,
-    /// Folder of the file on a real disk [default: the cache folder]
-    #[arg(long, value_name = "FOLDER")]
+    /// Directory of the file on a real disk [default: the cache directory]
+    #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
     /// MiB of that file
     #[arg(long, default_value_t = 1024)]
@@ -135,7 +135,7 @@ struct Results {
 /// Measures and prints the tables.
 pub fn run(args: &Args) -> Result<()> {
     let mut args = args.clone();
-    let (mut programs, _folder) = args.servers.programs()?;
+    let (mut programs, _directory) = args.servers.programs()?;
     let mut results = Results { setup: setup::describe(), ..Results::default() };
     if let Err(why) = tracing() {
         results.leave_out(format!("all: {why:#}"));
@@ -197,20 +197,20 @@ impl Results {
 }
 
 impl Args {
-    /// The file on a real disk, if it is wanted. A folder that is no place for it takes this storage
+    /// The file on a real disk, if it is wanted. A directory that is no place for it takes this storage
     /// out of the measurement.
     fn file(&mut self, results: &mut Results) -> Result<Option<NamedTempFile>> {
         if !self.storages.contains(&Storage::Disk) {
             return Ok(None);
         }
-        let folder = disk::folder(self.dir.as_deref())?;
-        std::fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
-        if let Some(why) = disk::is_no_real_disk(&folder)? {
-            results.leave_out(format!("disk: {} {why}; give --dir", folder.display()));
+        let directory = disk::directory(self.dir.as_deref())?;
+        std::fs::create_dir_all(&directory).with_context(|| directory.display().to_string())?;
+        if let Some(why) = disk::is_no_real_disk(&directory)? {
+            results.leave_out(format!("disk: {} {why}; give --dir", directory.display()));
             self.storages.retain(|storage| *storage != Storage::Disk);
             return Ok(None);
         }
-        disk::create(&folder, self.size_mib << 20).map(Some)
+        disk::create(&directory, self.size_mib << 20).map(Some)
     }
 
     /// The measured servers with their names and a further option.

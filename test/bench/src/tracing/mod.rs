@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 use kit::system::run;
 use tempfile::TempDir;
 
-const FOLDERS: [&str; 2] = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
+const DIRECTORIES: [&str; 2] = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
 
 /// The clock of the events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,42 +26,44 @@ pub(crate) enum Clock {
 /// A tracefs.
 #[derive(Debug)]
 pub(crate) struct Tracefs {
-    folder: PathBuf,
+    directory: PathBuf,
     /// The place where this process has mounted it; unmounted on drop.
     mounted: Option<TempDir>,
 }
 
 impl Tracefs {
-    /// The mounted tracefs, or one that is mounted in a temporary folder.
+    /// The mounted tracefs, or one that is mounted in a temporary directory.
     ///
     /// # Errors
     /// The kernel has no trace events, or this process may not use them.
     pub(crate) fn open() -> Result<Self> {
-        let known = FOLDERS.map(PathBuf::from);
-        if let Some(folder) = known.into_iter().find(|folder| folder.join("events").exists()) {
-            return Ok(Self { folder, mounted: None });
+        let known = DIRECTORIES.map(PathBuf::from);
+        if let Some(directory) =
+            known.into_iter().find(|directory| directory.join("events").exists())
+        {
+            return Ok(Self { directory, mounted: None });
         }
         let place = tempfile::Builder::new().prefix("bench-tracing-").tempdir()?;
-        let folder = place.path().to_owned();
-        run("mount", &["-t", "tracefs", "tracefs", &folder.display().to_string()])
+        let directory = place.path().to_owned();
+        run("mount", &["-t", "tracefs", "tracefs", &directory.display().to_string()])
             .context("no trace events (they need root and a kernel with tracefs)")?;
-        let this = Self { folder, mounted: Some(place) };
-        if !this.folder.join("events").exists() {
+        let this = Self { directory, mounted: Some(place) };
+        if !this.directory.join("events").exists() {
             bail!("the kernel has no trace events");
         }
         Ok(this)
     }
 
-    /// Its folder.
-    pub(crate) fn folder(&self) -> &Path {
-        &self.folder
+    /// Its directory.
+    pub(crate) fn directory(&self) -> &Path {
+        &self.directory
     }
 }
 
 impl Drop for Tracefs {
     fn drop(&mut self) {
         if self.mounted.is_some() {
-            kit::system::run_quietly("umount", &[&self.folder.display().to_string()]);
+            kit::system::run_quietly("umount", &[&self.directory.display().to_string()]);
         }
     }
 }
@@ -80,7 +82,7 @@ impl Tracing {
     /// As of [`Tracefs::open`].
     pub(crate) fn new(clock: Clock, kib: u32) -> Result<Self> {
         let tracefs = Tracefs::open()?;
-        let instance = tracefs.folder().join(format!("instances/bench-{}", std::process::id()));
+        let instance = tracefs.directory().join(format!("instances/bench-{}", std::process::id()));
         fs::create_dir(&instance).with_context(|| format!("cannot make {}", instance.display()))?;
         let this = Self { instance, _tracefs: tracefs };
         this.set("tracing_on", "0")?;
@@ -95,7 +97,7 @@ impl Tracing {
         Ok(this)
     }
 
-    /// Adds the events of a folder such as `sched/sched_switch`; false: the kernel has none.
+    /// Adds the events of a directory such as `sched/sched_switch`; false: the kernel has none.
     ///
     /// # Errors
     /// The events exist, and the kernel refuses them.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The module in the folder where DKMS installs it, loaded by name with parameters from the
+//! The module in the directory where DKMS installs it, loaded by name with parameters from the
 //! kernel's command line.
 
 use std::fs;
@@ -39,7 +39,7 @@ fn by_name(context: &Context) -> Result<()> {
     shows_mode(&disk, context.mode)
 }
 
-/// A root folder for modprobe with only the kernel's own module and this project's, and the
+/// A root directory for modprobe with only the kernel's own module and this project's, and the
 /// kernel's release.
 fn both_modules() -> Result<(TempDir, String)> {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease")?.trim().to_owned();
@@ -55,7 +55,7 @@ fn both_modules() -> Result<(TempDir, String)> {
     let kernel = modules.join("kernel/drivers/block");
     fs::create_dir_all(&updates)?;
     fs::create_dir_all(&kernel)?;
-    // Some versions of kmod look for their folder below usr.
+    // Some versions of kmod look for their directory below usr.
     fs::create_dir(root.path().join("usr"))?;
     std::os::unix::fs::symlink("../lib", root.path().join("usr/lib"))?;
     fs::copy(own, kernel.join(own.file_name().context("the module's file has no name")?))?;

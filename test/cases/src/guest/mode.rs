@@ -147,8 +147,8 @@ pub(crate) fn parameter(name: &str) -> Result<String> {
 
 /// Path of this project's module, or a skip if it was not built.
 pub(crate) fn ours() -> Result<PathBuf> {
-    let folder = std::env::var_os("LAB_MODULES").unwrap_or_else(|| "/lab/modules".into());
-    let path = Path::new(&folder).join(format!("{MODULE}.ko"));
+    let directory = std::env::var_os("LAB_MODULES").unwrap_or_else(|| "/lab/modules".into());
+    let path = Path::new(&directory).join(format!("{MODULE}.ko"));
     if !path.exists() {
         return Err(skip(format!("{} is missing: build the guest driver", path.display())));
     }

@@ -48,10 +48,10 @@ pub(crate) fn total(socket: &Path, begin: &str) -> Result<u64> {
 
 /// A running daemon. Drop tells it to exit; [`all_ended_well`] judges the exit.
 pub(crate) struct Daemon {
-    // Ends before its folder is removed.
+    // Ends before its directory is removed.
     process: Process,
     program: PathBuf,
-    folder: TempDir,
+    directory: TempDir,
 }
 
 impl Daemon {
@@ -64,9 +64,9 @@ impl Daemon {
         flags: u32,
         more: &[&str],
     ) -> Result<Self> {
-        let folder = tempfile::tempdir().context("cannot make a folder for the socket")?;
+        let directory = tempfile::tempdir().context("cannot make a directory for the socket")?;
         let on = |yes: bool| if yes { "on" } else { "off" };
-        let path = |name: &str| folder.path().join(name).to_string_lossy().into_owned();
+        let path = |name: &str| directory.path().join(name).to_string_lossy().into_owned();
         let mut arguments: Vec<String> = [
             ("--socket-path", path("socket")),
             ("--blk-file", disk.path.to_string_lossy().into_owned()),
@@ -96,9 +96,9 @@ impl Daemon {
         let begin = [program.to_string_lossy().into_owned(), "serve".into()];
         let end = ["--log-level".into(), "warn".into()];
         let arguments = begin.into_iter().chain(arguments).chain(end).collect();
-        let (socket, log) = (folder.path().join("socket"), folder.path().join("log"));
+        let (socket, log) = (directory.path().join("socket"), directory.path().join("log"));
         let process = Process::start_echoed(arguments, &socket, &log)?;
-        Ok(Self { process, program, folder })
+        Ok(Self { process, program, directory })
     }
 
     /// A connection to the daemon.
@@ -113,7 +113,7 @@ impl Daemon {
 
     /// Sends a command to the running daemon through its control socket.
     pub(crate) fn control(&self, words: &[&str]) -> Result<String> {
-        let path = self.folder.path().join("control").to_string_lossy().into_owned();
+        let path = self.directory.path().join("control").to_string_lossy().into_owned();
         let program = self.program.to_string_lossy().into_owned();
         kit::system::run(&program, &[&["ctl", "--control-path", &path], words].concat())
     }
@@ -133,7 +133,7 @@ impl Daemon {
 
     /// Begins a stream of replies. Returns the first one, too.
     fn stream(&self, method: &str, parameters: &Value) -> Result<(Replies, Value)> {
-        let mut stream = UnixStream::connect(self.folder.path().join("control"))?;
+        let mut stream = UnixStream::connect(self.directory.path().join("control"))?;
         stream.set_read_timeout(Some(LIMIT))?;
         let method = format!("io.vhostblk.{method}");
         let call = json!({"method": method, "more": true, "parameters": parameters});
@@ -145,7 +145,7 @@ impl Daemon {
 
     /// Sum of a metric over all queues.
     pub(crate) fn total(&self, metric: &str) -> Result<u64> {
-        total(&self.folder.path().join("metrics"), &format!("{metric}{{"))
+        total(&self.directory.path().join("metrics"), &format!("{metric}{{"))
     }
 
     /// Kills the daemon with SIGKILL and starts a successor on the same socket.

@@ -86,7 +86,7 @@ fn last_tick() -> (i64, i64) {
     (time.tv_sec, time.tv_nsec)
 }
 
-/// Counts the flushes of a block device, by its folder in sysfs.
+/// Counts the flushes of a block device, by its directory in sysfs.
 struct Flushes(PathBuf);
 
 impl Flushes {
@@ -127,8 +127,8 @@ pub(crate) fn waits(env: &Env) -> Result<()> {
     drop(back);
     let count = slow(&mut device(env, &disk, abi::OPT_WRITE_THROUGH, all)?, 3)?;
     ensure!(count == WRITES, "{count} of {WRITES} durable writes were handed on");
-    let folder = disk.path.parent().context("an image has a folder")?;
-    run("mount", &["-o", "remount,sync", &folder.to_string_lossy()])?;
+    let directory = disk.path.parent().context("an image has a directory")?;
+    run("mount", &["-o", "remount,sync", &directory.to_string_lossy()])?;
     let count = slow(&mut device(env, &disk, 0, all)?, 4)?;
     ensure!(count == WRITES, "{count} of {WRITES} writes on a sync mount were handed on");
     Ok(())

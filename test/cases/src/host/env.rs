@@ -31,10 +31,10 @@ impl Plane {
 /// Environment, from the command line.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Env {
-    /// Folder with the project's programs
+    /// Directory with the project's programs
     #[arg(long, value_name = "DIR", default_value = "/lab/bin")]
     pub(crate) bin: PathBuf,
-    /// Folder with the kernel modules
+    /// Directory with the kernel modules
     #[arg(long, value_name = "DIR", default_value = "/lab/modules")]
     pub(crate) modules: PathBuf,
     /// Data plane that runs the queues, if the case does not choose it

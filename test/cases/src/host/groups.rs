@@ -13,30 +13,30 @@ use tempfile::TempDir;
 
 /// A running daemon. Drop kills it.
 pub(crate) struct Daemon {
-    // Ends before its folder is removed.
+    // Ends before its directory is removed.
     process: Process,
     program: String,
-    folder: TempDir,
+    directory: TempDir,
 }
 
 impl Daemon {
     /// Starts the daemon without a disk, with further options.
     pub(crate) fn start(env: &Env, more: &[&str]) -> Result<Self> {
         need_module()?;
-        let folder = tempfile::tempdir().context("cannot make a folder for the sockets")?;
+        let directory = tempfile::tempdir().context("cannot make a directory for the sockets")?;
         let program = env.bin.join("vhost-blk").to_string_lossy().into_owned();
-        let (socket, log) = (folder.path().join("control"), folder.path().join("log"));
+        let (socket, log) = (directory.path().join("control"), directory.path().join("log"));
         let path = socket.to_string_lossy().into_owned();
-        let metrics = format!("unix:{}", folder.path().join("metrics").display());
+        let metrics = format!("unix:{}", directory.path().join("metrics").display());
         let words = [&program, "daemon", "--control-path", &path, "--metrics", &metrics];
         let words = [&words[..], &["--log-level", "warn"], more].concat();
         let arguments = words.into_iter().map(str::to_owned).collect();
         let process = Process::start_echoed(arguments, &socket, &log)?;
-        Ok(Self { process, program, folder })
+        Ok(Self { process, program, directory })
     }
 
     fn path(&self, name: &str) -> String {
-        self.folder.path().join(name).to_string_lossy().into_owned()
+        self.directory.path().join(name).to_string_lossy().into_owned()
     }
 
     /// Sends a command through the control socket.
@@ -81,7 +81,7 @@ impl Daemon {
 
     /// Sum of a metric over all queues of a disk.
     pub(crate) fn total(&self, metric: &str, disk: &str) -> Result<u64> {
-        let metrics = self.folder.path().join("metrics");
+        let metrics = self.directory.path().join("metrics");
         daemon::total(&metrics, &format!("{metric}{{disk=\"{disk}\""))
     }
 

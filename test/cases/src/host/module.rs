@@ -9,7 +9,7 @@ use kit::outcome::skip;
 use kit::system::run;
 use std::path::{Path, PathBuf};
 
-/// Folder of the module in sysfs.
+/// Directory of the module in sysfs.
 const SYSFS: &str = "/sys/module/vhost_blk";
 
 /// Number of users of the module.

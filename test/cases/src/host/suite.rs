@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The daemon's own test suite with its queues on the kernel plane.
 //!
-//! `scripts/suite.sh` copies the suite's programs, as cargo builds them, into the folder of the
+//! `scripts/suite.sh` copies the suite's programs, as cargo builds them, into the directory of the
 //! other programs, with the name of the test after `suite-`. The programs read plane and disk from
 //! the environment (`docs/testing.md`).
 
@@ -42,8 +42,8 @@ const RESTART: &str = "suite-restart";
 /// Runs the whole suite on image files in a file system.
 pub(crate) fn on_images(env: &Env, kind: FileSystem) -> Result<()> {
     let image = image(kind, true)?;
-    let folder = image.path.parent().context("an image lies in a folder")?;
-    run(env, folder, |name| name != RESTART)
+    let directory = image.path.parent().context("an image lies in a directory")?;
+    run(env, directory, |name| name != RESTART)
 }
 
 /// Runs the whole suite on a block device.
@@ -89,9 +89,9 @@ fn run(env: &Env, disk: &Path, wanted: impl Fn(&str) -> bool) -> Result<()> {
     Ok(())
 }
 
-fn programs(folder: &Path) -> Result<Vec<PathBuf>> {
+fn programs(directory: &Path) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
-    for entry in std::fs::read_dir(folder).with_context(|| folder.display().to_string())? {
+    for entry in std::fs::read_dir(directory).with_context(|| directory.display().to_string())? {
         let entry = entry?;
         if entry.file_name().to_string_lossy().starts_with("suite-") {
             found.push(entry.path());

@@ -127,14 +127,14 @@ impl Events {
         let roots = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
         let root = roots.map(Path::new).into_iter().find(|root| root.join("trace").exists());
         let root = root.ok_or_else(|| skip("tracefs is not mounted"))?.to_owned();
-        let folder = root.join("events/vhost_blk");
-        ensure!(folder.exists(), "the module has no trace events");
+        let directory = root.join("events/vhost_blk");
+        ensure!(directory.exists(), "the module has no trace events");
         for stage in STAGES {
-            let event = folder.join(format!("vhost_blk_{stage}"));
+            let event = directory.join(format!("vhost_blk_{stage}"));
             ensure!(event.exists(), "there is no event for the stage {stage}");
         }
         std::fs::write(root.join("trace"), "")?;
-        std::fs::write(folder.join("enable"), "1")?;
+        std::fs::write(directory.join("enable"), "1")?;
         Ok(Self(root))
     }
 

@@ -3,7 +3,7 @@
 
 use std::io::{self, Write};
 
-const MODE_FOLDER: u32 = 0o040_755;
+const MODE_DIRECTORY: u32 = 0o040_755;
 const MODE_PROGRAM: u32 = 0o100_755;
 
 /// An incomplete archive.
@@ -14,9 +14,9 @@ pub(super) struct Archive {
 }
 
 impl Archive {
-    /// Adds a folder.
-    pub(super) fn folder(&mut self, name: &str) -> io::Result<()> {
-        self.entry(name, MODE_FOLDER, &[])
+    /// Adds a directory.
+    pub(super) fn directory(&mut self, name: &str) -> io::Result<()> {
+        self.entry(name, MODE_DIRECTORY, &[])
     }
 
     /// Adds an executable file.
@@ -26,7 +26,7 @@ impl Archive {
 
     fn entry(&mut self, name: &str, mode: u32, content: &[u8]) -> io::Result<()> {
         self.entries += 1;
-        let links = if mode == MODE_FOLDER { 2 } else { 1 };
+        let links = if mode == MODE_DIRECTORY { 2 } else { 1 };
         // inode, mode, uid, gid, links, time, size, device (4 numbers), length of name, checksum
         let size = content.len() as u32;
         let fields =

@@ -28,8 +28,8 @@ impl Initramfs {
             format!("{} has no busybox: add busybox-static to it", root.display())
         })?;
         let mut archive = Archive::default();
-        for folder in ["bin", "modules", "parameters"] {
-            archive.folder(folder)?;
+        for directory in ["bin", "modules", "parameters"] {
+            archive.directory(directory)?;
         }
         archive.program("bin/busybox", &busybox)?;
         archive.program("init", init.as_bytes())?;
@@ -56,17 +56,17 @@ impl Initramfs {
         }
         files.sort();
         files.dedup();
-        let mut folders = Vec::new();
+        let mut directories = Vec::new();
         for file in &files {
             let above: Vec<&Path> = Path::new(file).ancestors().skip(1).collect();
-            folders.extend(above.into_iter().rev().skip(1).map(Path::to_owned));
+            directories.extend(above.into_iter().rev().skip(1).map(Path::to_owned));
         }
-        // A folder sorts before the folders in it.
-        folders.sort();
-        folders.dedup();
+        // A directory sorts before the directories in it.
+        directories.sort();
+        directories.dedup();
         let name = |path: &Path| path.to_string_lossy().trim_start_matches('/').to_owned();
-        for folder in &folders {
-            self.archive.folder(&name(folder))?;
+        for directory in &directories {
+            self.archive.directory(&name(directory))?;
         }
         for file in &files {
             self.archive.program(&name(Path::new(file)), &fs::read(file).context(file.clone())?)?;
@@ -94,7 +94,7 @@ pub(crate) fn modules_of(root: &Path, name: &str) -> Result<(String, Vec<PathBuf
     let all = root.join("lib/modules");
     let wrong = || format!("no modules in {}", all.display());
     let entries = fs::read_dir(&all).with_context(wrong)?.flatten().map(|entry| entry.path());
-    // The tree may be a file system of its own, which has a folder lost+found.
+    // The tree may be a file system of its own, which has a directory lost+found.
     let mut releases = entries.filter(|entry| entry.join("modules.dep").exists());
     let release = releases.next().with_context(wrong)?;
     let dependencies = fs::read_to_string(release.join("modules.dep")).with_context(wrong)?;
@@ -147,11 +147,11 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_without_a_list_of_modules_is_no_release() {
-        let root = tempfile::tempdir().expect("a folder");
+    fn a_directory_without_a_list_of_modules_is_no_release() {
+        let root = tempfile::tempdir().expect("a directory");
         let all = root.path().join("lib/modules");
         for name in ["lost+found", "6.12.0", "a", "z"] {
-            fs::create_dir_all(all.join(name)).expect("a folder");
+            fs::create_dir_all(all.join(name)).expect("a directory");
         }
         assert!(modules_of(root.path(), "b").is_err());
         fs::write(all.join("6.12.0/modules.dep"), "kernel/b.ko.xz:\n").expect("a list");

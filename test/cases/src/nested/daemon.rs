@@ -41,10 +41,10 @@ impl Plane {
 /// A daemon that serves one disk.
 #[derive(Debug)]
 pub(crate) struct Daemon {
-    // Ends before its folder is removed.
+    // Ends before its directory is removed.
     process: Process,
     program: PathBuf,
-    folder: TempDir,
+    directory: TempDir,
     serial: String,
     /// The daemon was ended in order; after any other end the log is printed.
     stopped: bool,
@@ -91,8 +91,8 @@ impl Daemon {
         more: &[&str],
         control: bool,
     ) -> Result<Self> {
-        let folder = tempfile::Builder::new().prefix("nested-daemon-").tempdir()?;
-        let socket = folder.path().join("socket");
+        let directory = tempfile::Builder::new().prefix("nested-daemon-").tempdir()?;
+        let socket = directory.path().join("socket");
         let mut args = vec![
             program.display().to_string(),
             "serve".to_owned(),
@@ -104,11 +104,11 @@ impl Daemon {
         ];
         args.extend(more.iter().map(|&arg| arg.to_owned()));
         if control {
-            args.push(control_arg(folder.path()));
+            args.push(control_arg(directory.path()));
         }
-        let process = Process::start(args, &socket, &folder.path().join("log"))?;
+        let process = Process::start(args, &socket, &directory.path().join("log"))?;
         let (program, serial) = (program.to_owned(), serial.to_owned());
-        Ok(Self { process, program, folder, serial, stopped: false })
+        Ok(Self { process, program, directory, serial, stopped: false })
     }
 
     /// Kills the daemon with SIGKILL, starts a successor on the same socket, and waits until the
@@ -152,7 +152,7 @@ impl Daemon {
 
     /// Sends a command to the control socket; returns the answer.
     pub(crate) fn control(&self, words: &[&str]) -> Result<String> {
-        let (program, control) = (self.program.display().to_string(), self.folder.path());
+        let (program, control) = (self.program.display().to_string(), self.directory.path());
         let control = control_arg(control);
         let start: [&str; 3] = [&program, "ctl", &control];
         run_to_end(&[&start[..], words].concat())
@@ -167,6 +167,6 @@ impl Drop for Daemon {
     }
 }
 
-fn control_arg(folder: &Path) -> String {
-    format!("--control-path={}", folder.join("control").display())
+fn control_arg(directory: &Path) -> String {
+    format!("--control-path={}", directory.join("control").display())
 }

@@ -27,7 +27,7 @@ pub(super) enum Kind {
 pub(super) enum Disk {
     /// null_blk that keeps its data.
     Device(NullBlk),
-    /// The file `image` in a folder.
+    /// The file `image` in a directory.
     File(TempDir),
 }
 
@@ -43,10 +43,11 @@ impl Disk {
             Kind::Device => Self::Device(null_blk_with_memory("nested", mib, 2)?),
             Kind::File => {
                 // Not in /tmp, which can be a tmpfs.
-                let folder = tempfile::Builder::new().prefix("nested-").tempdir_in("/var/tmp")?;
-                let file = File::create(folder.path().join("image"))?;
+                let directory =
+                    tempfile::Builder::new().prefix("nested-").tempdir_in("/var/tmp")?;
+                let file = File::create(directory.path().join("image"))?;
                 file.set_len(mib << 20).context("cannot make an image file")?;
-                Self::File(folder)
+                Self::File(directory)
             }
         })
     }
@@ -55,7 +56,7 @@ impl Disk {
     pub(super) fn path(&self) -> PathBuf {
         match self {
             Self::Device(device) => device.device().to_owned(),
-            Self::File(folder) => folder.path().join("image"),
+            Self::File(directory) => directory.path().join("image"),
         }
     }
 

@@ -10,7 +10,7 @@ use crate::nested::Lab;
 use crate::nested::guest::{Guest, GuestSpec, Image, QEMU};
 use kit::process::run_to_end;
 
-/// File in the work folder that marks this machine as one in which a guest has booted.
+/// File in the work directory that marks this machine as one in which a guest has booted.
 const MARK: &str = "kvm-works";
 
 /// Makes a virtual machine that never runs and exists as long as the outer one.
@@ -26,7 +26,7 @@ fn keep_one() -> Result<()> {
     run_to_end(&[[QEMU].as_slice(), &quiet, &machine].concat()).map(drop)
 }
 
-/// Boots a guest, once per work folder; returns an error with [`kit::outcome::Skip`] at its root if that
+/// Boots a guest, once per work directory; returns an error with [`kit::outcome::Skip`] at its root if that
 /// fails.
 pub(crate) fn must_work(lab: &Lab, image: &Image) -> Result<()> {
     let mark = lab.work.join(MARK);

@@ -34,23 +34,23 @@ use kit::outcome::skip;
 
 use guest::{Driver, Image};
 
-/// Folder in which the lab puts the inner guest's files.
-pub(crate) const GUEST_FOLDER: &str = "/lab/guest";
+/// Directory in which the lab puts the inner guest's files.
+pub(crate) const GUEST_DIRECTORY: &str = "/lab/guest";
 
-/// Folder for files of inner guests, kept for further guests of the same VM.
-pub(crate) const WORK_FOLDER: &str = "/run/nested";
+/// Directory for files of inner guests, kept for further guests of the same VM.
+pub(crate) const WORK_DIRECTORY: &str = "/run/nested";
 
 /// Files that the lab has put into the VM, or on a host beside this program.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Lab {
-    /// Folder with the project's programs
+    /// Directory with the project's programs
     #[arg(long, value_name = "DIR", default_value = "/lab/bin")]
     pub(crate) bin: PathBuf,
-    /// Folder with the inner guest's vmlinuz and root.img
-    #[arg(long, value_name = "FOLDER", default_value = GUEST_FOLDER)]
+    /// Directory with the inner guest's vmlinuz and root.img
+    #[arg(long, value_name = "DIR", default_value = GUEST_DIRECTORY)]
     pub(crate) guest: PathBuf,
-    /// Folder for files of inner guests
-    #[arg(long, value_name = "FOLDER", default_value = WORK_FOLDER)]
+    /// Directory for files of inner guests
+    #[arg(long, value_name = "DIR", default_value = WORK_DIRECTORY)]
     pub(crate) work: PathBuf,
     /// This is a real host, which needs no preparation for KVM under emulation
     #[arg(long)]
@@ -60,7 +60,7 @@ pub(crate) struct Lab {
 impl Lab {
     /// Files in a VM of the lab.
     pub(crate) fn in_vm(bin: PathBuf, guest: PathBuf) -> Self {
-        Self { bin, guest, work: WORK_FOLDER.into(), on_host: false }
+        Self { bin, guest, work: WORK_DIRECTORY.into(), on_host: false }
     }
 
     /// The daemon's program.

@@ -69,15 +69,15 @@ impl Device for Mapped {
 }
 
 fn image(setup: &Setup) -> Result<()> {
-    let folder = tempfile::Builder::new().prefix("soak-").tempdir()?;
+    let directory = tempfile::Builder::new().prefix("soak-").tempdir()?;
     let disk = Disk::create(Kind::File)?;
-    let served = Served::start(&setup.program, folder.path(), &disk.path())?;
+    let served = Served::start(&setup.program, directory.path(), &disk.path())?;
     run(setup, served, "soak", EVENTS)
 }
 
 fn device(setup: &Setup) -> Result<()> {
-    let folder = tempfile::Builder::new().prefix("soak-").tempdir()?;
-    let served = Served::start_device(&setup.program, folder.path(), mapped()?)?;
+    let directory = tempfile::Builder::new().prefix("soak-").tempdir()?;
+    let served = Served::start_device(&setup.program, directory.path(), mapped()?)?;
     run(setup, served, "soak-device", DEVICE_EVENTS)
 }
 
@@ -88,13 +88,14 @@ fn mapped() -> Result<Box<Mapped>> {
 }
 
 fn daemon(setup: &Setup) -> Result<()> {
-    let folder = tempfile::Builder::new().prefix("soak-").tempdir()?;
+    let directory = tempfile::Builder::new().prefix("soak-").tempdir()?;
     let others = [Disk::sized(Kind::Device, OTHER_MIB)?, Disk::sized(Kind::File, OTHER_MIB)?];
     let planes = [("in-kernel", "data-plane = 'kernel'\n"), ("in-uring", "data-plane = 'uring'\n")];
     let beside = planes.iter().zip(&others);
     let beside =
         beside.map(|((serial, options), disk)| Beside { serial, path: disk.path(), options });
-    let served = Served::start_daemon(&setup.program, folder.path(), mapped()?, beside.collect())?;
+    let served =
+        Served::start_daemon(&setup.program, directory.path(), mapped()?, beside.collect())?;
     run(setup, served, "soak-daemon", DAEMON_EVENTS)?;
     others.iter().try_for_each(Disk::check)
 }

@@ -12,7 +12,7 @@ use crate::process::run_to_end;
 /// 32.
 const BACKUPS_MAX: usize = 6;
 
-/// The files, all in the folder of the disk.
+/// The files, all in the directory of the disk.
 #[derive(Debug)]
 pub(super) struct Images {
     disk: PathBuf,
@@ -142,8 +142,8 @@ mod tests {
 
     #[test]
     fn the_options_follow_snapshots_and_commits() {
-        let folder = tempfile::tempdir().unwrap();
-        let disk = folder.path().join("disk");
+        let directory = tempfile::tempdir().unwrap();
+        let disk = directory.path().join("disk");
         let mut images = Images::new(&disk);
         let raw = format!("blk-file = '{}'\n", disk.display());
         assert_eq!(images.options(), raw);
@@ -159,8 +159,8 @@ mod tests {
 
     #[test]
     fn a_disk_moves_with_its_overlays_and_leaves_nothing() {
-        let folder = tempfile::tempdir().unwrap();
-        let disk = folder.path().join("disk");
+        let directory = tempfile::tempdir().unwrap();
+        let disk = directory.path().join("disk");
         let mut images = Images::new(&disk);
         let overlay = images.new_path("overlay");
         images.pushed(overlay.clone());
@@ -179,8 +179,8 @@ mod tests {
 
     #[test]
     fn a_full_backup_ends_the_chain_before_it() {
-        let folder = tempfile::tempdir().unwrap();
-        let mut images = Images::new(&folder.path().join("disk"));
+        let directory = tempfile::tempdir().unwrap();
+        let mut images = Images::new(&directory.path().join("disk"));
         assert!(!images.may_continue(), "there is nothing to continue");
         let make = |images: &mut Images| {
             let copy = images.new_path("backup");

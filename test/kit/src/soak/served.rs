@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The daemon of a run, with a control socket: `vhost-blk serve` with a configuration file, which a new
-//! start or an upgrade reads again, or `vhost-blk daemon` with a folder of them.
+//! start or an upgrade reads again, or `vhost-blk daemon` with a directory of them.
 
 use std::fmt;
 use std::fs;
@@ -70,7 +70,7 @@ const DEVICE_OPTIONS: &str = "on-error = 'stop'\nio-timeout = 0.3\n";
 pub struct Served {
     daemon: Daemon,
     program: PathBuf,
-    folder: PathBuf,
+    directory: PathBuf,
     images: Images,
     /// Options beside those of the images.
     options: String,
@@ -85,41 +85,41 @@ const BITMAP: &str = "soak";
 
 impl Served {
     /// Serves `disk`, a raw image, by `program`; both are absolute paths. Sockets, log and configuration
-    /// are in `folder`, overlays and backups beside the disk.
-    pub fn start(program: &Path, folder: &Path, disk: &Path) -> Result<Self> {
+    /// are in `directory`, overlays and backups beside the disk.
+    pub fn start(program: &Path, directory: &Path, disk: &Path) -> Result<Self> {
         let images = Images::new(disk);
-        write(&folder.join("soak.toml"), &images.options())?;
-        let daemon = start(program, folder, &serve(folder))?;
-        let (program, folder) = (program.to_owned(), folder.to_owned());
+        write(&directory.join("soak.toml"), &images.options())?;
+        let daemon = start(program, directory, &serve(directory))?;
+        let (program, directory) = (program.to_owned(), directory.to_owned());
         let (options, device, beside) = (String::new(), None, Vec::new());
-        Ok(Self { daemon, program, folder, images, options, device, beside })
+        Ok(Self { daemon, program, directory, images, options, device, beside })
     }
 
     /// As [`Self::start`], of a device. Its events are those that need no copy.
-    pub fn start_device(program: &Path, folder: &Path, device: Box<dyn Device>) -> Result<Self> {
+    pub fn start_device(program: &Path, directory: &Path, device: Box<dyn Device>) -> Result<Self> {
         let path = device.path().to_owned();
         let images = Images::new(&path);
-        write(&folder.join("soak.toml"), &format!("{}{DEVICE_OPTIONS}", images.options()))?;
-        let daemon = start(program, folder, &serve(folder))?;
-        let (program, folder) = (program.to_owned(), folder.to_owned());
+        write(&directory.join("soak.toml"), &format!("{}{DEVICE_OPTIONS}", images.options()))?;
+        let daemon = start(program, directory, &serve(directory))?;
+        let (program, directory) = (program.to_owned(), directory.to_owned());
         let (options, device, beside) = (DEVICE_OPTIONS.to_owned(), Some(device), Vec::new());
-        Ok(Self { daemon, program, folder, images, options, device, beside })
+        Ok(Self { daemon, program, directory, images, options, device, beside })
     }
 
     /// As [`Self::start_device`], with other disks in the same daemon: `vhost-blk daemon` serves all of
-    /// them from a folder.
+    /// them from a directory.
     pub fn start_daemon(
         program: &Path,
-        folder: &Path,
+        directory: &Path,
         device: Box<dyn Device>,
         beside: Vec<Beside>,
     ) -> Result<Self> {
         let path = device.path().to_owned();
         let images = Images::new(&path);
-        let disks = folder.join("disks");
+        let disks = directory.join("disks");
         fs::create_dir(&disks)?;
         let file = |serial: &str, path: &Path, options: &str| {
-            let socket = socket_of(folder, serial);
+            let socket = socket_of(directory, serial);
             let text = format!(
                 "blk-file = '{}'\nsocket-path = '{}'\nserial = '{serial}'\nnum-queues = 2\n\
                  queue-size = 1024\n{options}",
@@ -133,20 +133,20 @@ impl Served {
             file(other.serial, &other.path, other.options)?;
         }
         let words = ["daemon".to_owned(), format!("--config-dir={}", disks.display())];
-        let mut daemon = start(program, folder, &words)?;
+        let mut daemon = start(program, directory, &words)?;
         for other in &beside {
-            daemon.wait_until_it_listens(&socket_of(folder, other.serial))?;
+            daemon.wait_until_it_listens(&socket_of(directory, other.serial))?;
         }
-        let (program, folder) = (program.to_owned(), folder.to_owned());
+        let (program, directory) = (program.to_owned(), directory.to_owned());
         let (options, device) = (DEVICE_OPTIONS.to_owned(), Some(device));
-        Ok(Self { daemon, program, folder, images, options, device, beside })
+        Ok(Self { daemon, program, directory, images, options, device, beside })
     }
 
     /// QEMU's arguments for all disks; `reconnect` is the option of the socket by which QEMU connects
     /// again, such as `reconnect=1`.
     pub fn qemu_args(&self, reconnect: &str) -> Vec<String> {
         let args = |serial: &str| {
-            let socket = socket_of(&self.folder, serial);
+            let socket = socket_of(&self.directory, serial);
             [
                 "-chardev".to_owned(),
                 format!("socket,id={serial},path={},{reconnect}", socket.display()),
@@ -182,7 +182,7 @@ impl Served {
     /// Only for a program that serves one disk.
     fn write_configuration(&self) -> Result<()> {
         let text = format!("{}{}", self.images.options(), self.options);
-        write(&self.folder.join("soak.toml"), &text)
+        write(&self.directory.join("soak.toml"), &text)
     }
 
     /// Takes a snapshot. Returns a raw copy of the old image.
@@ -289,7 +289,7 @@ impl Served {
             words => words.to_vec(),
         };
         let program = self.program.display().to_string();
-        let control = format!("--control-path={}", self.folder.join("control").display());
+        let control = format!("--control-path={}", self.directory.join("control").display());
         let start: [&str; 4] = [&program, "ctl", &control, "--json"];
         let text = run_to_end(&[&start[..], &named].concat())?;
         serde_json::from_str(&text).with_context(|| format!("the answer to {words:?}: {text}"))
@@ -309,27 +309,27 @@ impl Served {
     }
 }
 
-/// The words for one disk with the configuration in the folder.
-fn serve(folder: &Path) -> [String; 6] {
+/// The words for one disk with the configuration in the directory.
+fn serve(directory: &Path) -> [String; 6] {
     [
         "serve".to_owned(),
-        format!("--socket-path={}", socket_of(folder, SERIAL).display()),
-        format!("--config={}", folder.join("soak.toml").display()),
+        format!("--socket-path={}", socket_of(directory, SERIAL).display()),
+        format!("--config={}", directory.join("soak.toml").display()),
         format!("--serial={SERIAL}"),
         "--num-queues=2".to_owned(),
         "--queue-size=1024".to_owned(),
     ]
 }
 
-fn start(program: &Path, folder: &Path, words: &[String]) -> Result<Daemon> {
+fn start(program: &Path, directory: &Path, words: &[String]) -> Result<Daemon> {
     let mut args = vec![program.display().to_string()];
     args.extend_from_slice(words);
-    args.push(format!("--control-path={}", folder.join("control").display()));
-    Daemon::start(args, &socket_of(folder, SERIAL), &folder.join("log"))
+    args.push(format!("--control-path={}", directory.join("control").display()));
+    Daemon::start(args, &socket_of(directory, SERIAL), &directory.join("log"))
 }
 
-fn socket_of(folder: &Path, serial: &str) -> PathBuf {
-    folder.join(format!("{serial}.socket"))
+fn socket_of(directory: &Path, serial: &str) -> PathBuf {
+    directory.join(format!("{serial}.socket"))
 }
 
 fn write(path: &Path, text: &str) -> Result<()> {

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# Writes stamped blocks to the file `stamped` in a folder, one request at a time, past the page cache,
+# Writes stamped blocks to the file `stamped` in a directory, one request at a time, past the page cache,
 # and reads an earlier one back each time. Appends the microseconds of the longer of both requests to
 # NAME.pauses, until NAME.stop exists. Ends with 1 at the first wrong byte, and with an exception at an I/O error.
 #
 # Arguments: bytes of a block, blocks, the blocks from one write to the next, milliseconds between two turns, the
-# folder, and NAME. The file has all blocks from the begin on, so that a write changes nothing else in the file system.
+# directory, and NAME. The file has all blocks from the start, so that a write changes nothing else in the file system.
 import mmap, os, sys, time
 
 BLOCK, BLOCKS, STEP, REST = map(int, sys.argv[1:5])
-folder, name = sys.argv[5:]
+directory, name = sys.argv[5:]
 stop = name + ".stop"
-file = os.open(folder + "/stamped", os.O_RDWR | os.O_CREAT | os.O_DIRECT, 0o600)
+file = os.open(directory + "/stamped", os.O_RDWR | os.O_CREAT | os.O_DIRECT, 0o600)
 page = mmap.mmap(-1, BLOCK)
 pauses = open(name + ".pauses", "w", buffering=1)
 stamps = {}

@@ -60,9 +60,9 @@ impl Writer {
 
     /// Makes a file system on another disk and starts a writer on it.
     pub(super) fn beside(guest: &mut impl Shell, name: &str, node: &str) -> Result<Self> {
-        let folder = format!("/run/{name}");
+        let directory = format!("/run/{name}");
         guest.ok(&format!(
-            "mkdir {folder} && mke2fs -q -t ext4 -F {node} && mount {node} {folder}"
+            "mkdir {directory} && mke2fs -q -t ext4 -F {node} && mount {node} {directory}"
         ))?;
         Self::run(guest, name, Round::Light, REST_MS)
     }
@@ -78,9 +78,9 @@ impl Writer {
         let writer = Self { name: name.to_owned(), round };
         let [pauses, code, log] = ["pauses", "code", "log"].map(|file| writer.file(file));
         guest.ok(&format!(": >{pauses}"))?;
-        let folder = format!("/run/{name}");
+        let directory = format!("/run/{name}");
         let program = format!(
-            "python3 /run/writer.py {BLOCK_BYTES} {BLOCKS} {STEP} {rest_ms} {folder} /run/writer-{name}"
+            "python3 /run/writer.py {BLOCK_BYTES} {BLOCKS} {STEP} {rest_ms} {directory} /run/writer-{name}"
         );
         guest.ok(&format!("({program}; echo $? >{code}) >{log} 2>&1 &"))?;
         Ok(writer)

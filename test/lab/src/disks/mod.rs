@@ -26,10 +26,10 @@ use kit::disks::{Answer, Ask};
 use served::{Served, sized_file};
 
 /// Serves until killed.
-pub fn run(folder: &Path) -> Result<()> {
-    let socket = folder.join("helper");
+pub fn run(directory: &Path) -> Result<()> {
+    let socket = directory.join("helper");
     let listener = UnixListener::bind(&socket).with_context(|| socket.display().to_string())?;
-    let mut helper = Helper { folder: folder.to_owned(), served: HashMap::new() };
+    let mut helper = Helper { directory: directory.to_owned(), served: HashMap::new() };
     for stream in listener.incoming() {
         if let Err(why) = helper.listen(&stream?) {
             eprintln!("helper: {why:#}");
@@ -39,7 +39,7 @@ pub fn run(folder: &Path) -> Result<()> {
 }
 
 struct Helper {
-    folder: PathBuf,
+    directory: PathBuf,
     served: HashMap<String, Served>,
 }
 
@@ -61,20 +61,20 @@ impl Helper {
     }
 
     fn answer(&mut self, ask: &Ask) -> Result<Answer> {
-        let socket = |name: &str| self.folder.join(format!("{name}.socket"));
+        let socket = |name: &str| self.directory.join(format!("{name}.socket"));
         Ok(match ask {
             Ask::Image { name, bytes } => {
-                let path = self.folder.join(name);
+                let path = self.directory.join(name);
                 sized_file(&path, *bytes)?;
                 Answer::Path(path)
             }
             Ask::RemoveImage { name } => {
-                fs::remove_file(self.folder.join(name))?;
+                fs::remove_file(self.directory.join(name))?;
                 Answer::Done
             }
             Ask::Daemon { name, args } => self.serve(
                 name,
-                Served::daemon(&socket(name), &self.folder.join(format!("{name}.log")), args)?,
+                Served::daemon(&socket(name), &self.directory.join(format!("{name}.log")), args)?,
             ),
             Ask::Journal { name, bytes, physical_block_bytes: block } => {
                 self.serve(name, Served::journal(&socket(name), *bytes, *block)?)
@@ -96,7 +96,7 @@ impl Helper {
                 Answer::Done
             }
             Ask::Cut { journal, image, at, seed } => {
-                let path = self.folder.join(image);
+                let path = self.directory.join(image);
                 let lost = self.of(journal)?.log()?.cut(&path, *at, *seed)?;
                 eprintln!("helper: {image}: {lost} writes lost");
                 Answer::Path(path)

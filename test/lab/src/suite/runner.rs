@@ -33,7 +33,7 @@ pub struct Runner<'a> {
     pub shape: VmShape,
     /// The programs and modules for the VM.
     pub payload: &'a Payload,
-    /// The folder for logs.
+    /// The directory for logs.
     pub logs: PathBuf,
     /// Time limit of a case, in place of its set's.
     pub timeout: Option<Duration>,

@@ -66,12 +66,12 @@ impl VmKernel {
                 (kernel.release().to_owned(), kernel.vmlinuz(), kernel.modules())
             }
             KernelName::Debug => {
-                let dir = scripts::folder_from("debug.sh", &[])?;
+                let dir = scripts::directory_from("debug.sh", &[])?;
                 let (release, modules) = only_modules(&dir)?;
                 (release, dir.join("bzImage"), modules)
             }
             KernelName::Sid => {
-                let dir = scripts::folder_from("sid.sh", &[])?;
+                let dir = scripts::directory_from("sid.sh", &[])?;
                 let (release, modules) = only_modules(&dir)?;
                 let image = dir.join("boot").join(format!("vmlinuz-{release}"));
                 (release, image, modules)
@@ -95,19 +95,19 @@ impl VmKernel {
         &self.image
     }
 
-    /// Builds this project's modules for it; returns the folder with the `.ko` files.
+    /// Builds this project's modules for it; returns the directory with the `.ko` files.
     pub fn build_modules(&self) -> Result<PathBuf> {
         match self.name {
             KernelName::Stable => {
-                let kdir = scripts::folder_from("headers.sh", &[&self.release])?;
-                scripts::folder_from("modules.sh", &[&kdir.to_string_lossy()])
+                let kdir = scripts::directory_from("headers.sh", &[&self.release])?;
+                scripts::directory_from("modules.sh", &[&kdir.to_string_lossy()])
             }
             KernelName::Debug => {
-                let dir = self.image.parent().context("the debug kernel lies in no folder")?;
+                let dir = self.image.parent().context("the debug kernel lies in no directory")?;
                 let kdir = dir.join("build");
-                scripts::folder_from("modules.sh", &[&kdir.to_string_lossy()])
+                scripts::directory_from("modules.sh", &[&kdir.to_string_lossy()])
             }
-            KernelName::Sid => scripts::folder_from("sid-modules.sh", &[]),
+            KernelName::Sid => scripts::directory_from("sid-modules.sh", &[]),
         }
     }
 
@@ -128,7 +128,7 @@ impl VmKernel {
     }
 }
 
-/// The one folder below `lib/modules`, and its name, which is the kernel's release.
+/// The one directory below `lib/modules`, and its name, which is the kernel's release.
 fn only_modules(dir: &Path) -> Result<(String, PathBuf)> {
     let modules = dir.join("lib/modules");
     let entry = fs::read_dir(&modules)

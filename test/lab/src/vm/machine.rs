@@ -25,7 +25,7 @@ use kit::process::{OwnedChild, StopWith, TICK};
 /// Empty slots of the guest machine, numbered from 1.
 const SLOTS: u32 = 8;
 
-/// Folder for images of plugged disks, in memory.
+/// Directory for images of plugged disks, in memory.
 const IMAGES: &str = "/dev/shm";
 
 const HELPER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -107,7 +107,7 @@ impl Machine {
 /// The helper of a guest machine; on drop it ends and its images are removed.
 #[derive(Debug)]
 pub(crate) struct Helper {
-    // Dropped before its folder.
+    // Dropped before its directory.
     _child: OwnedChild,
     dir: TempDir,
 }
@@ -122,7 +122,7 @@ impl Helper {
         let args = [
             program.to_string_lossy().into_owned(),
             "serve-disks".to_owned(),
-            "--folder".to_owned(),
+            "--directory".to_owned(),
             dir.path().to_string_lossy().into_owned(),
         ];
         let log = dir.path().join("helper.log");

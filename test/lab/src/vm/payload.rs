@@ -37,12 +37,12 @@ pub struct Payload {
     pub programs: Vec<PathBuf>,
     /// Files for `/lab/packages`.
     packages: Vec<PathBuf>,
-    /// The folder of the packages, which goes with the payload.
-    packages_folder: Option<Arc<TempDir>>,
+    /// The directory of the packages, which goes with the payload.
+    packages_directory: Option<Arc<TempDir>>,
 }
 
 impl Payload {
-    /// The modules (`.ko`) of a folder, and the programs that lie beside the lab's own.
+    /// The modules (`.ko`) of a directory, and the programs that lie beside the lab's own.
     pub fn new(modules: &Path) -> Result<Self> {
         let mut payload = Self::default();
         for entry in fs::read_dir(modules).with_context(|| modules.display().to_string())? {
@@ -72,12 +72,12 @@ impl Payload {
     /// newer.
     pub(crate) fn add_packages(&mut self) -> Result<()> {
         let daemon = std::env::current_exe()?.with_file_name(PROGRAMS[0]);
-        let folder = tempfile::Builder::new().prefix("lab-packages-").tempdir()?;
+        let directory = tempfile::Builder::new().prefix("lab-packages-").tempdir()?;
         for (name, suffix) in [("old", ""), ("new", NEWER)] {
-            let made = scripts::packages(&daemon, &folder.path().join(name), suffix)?;
+            let made = scripts::packages(&daemon, &directory.path().join(name), suffix)?;
             self.packages.extend(made);
         }
-        self.packages_folder = Some(Arc::new(folder));
+        self.packages_directory = Some(Arc::new(directory));
         Ok(())
     }
 
@@ -85,14 +85,14 @@ impl Payload {
     pub(crate) fn write_image(&self, path: &Path, script: &str) -> Result<()> {
         let tree = tempfile::Builder::new().prefix("lab-payload-").tempdir()?;
         let mut bytes = SLACK_BYTES;
-        let folders =
+        let directories =
             [("modules", &self.modules), ("bin", &self.programs), ("packages", &self.packages)];
-        for (folder, files) in folders {
-            let folder = tree.path().join(folder);
-            fs::create_dir_all(&folder)?;
+        for (directory, files) in directories {
+            let directory = tree.path().join(directory);
+            fs::create_dir_all(&directory)?;
             for file in files {
                 let name = file.file_name().with_context(|| file.display().to_string())?;
-                bytes += fs::copy(file, folder.join(name))
+                bytes += fs::copy(file, directory.join(name))
                     .with_context(|| format!("cannot copy {}", file.display()))?;
             }
         }
@@ -105,9 +105,9 @@ impl Payload {
 }
 
 fn suite_beside(lab: &Path) -> Result<Vec<PathBuf>> {
-    let folder = lab.parent().context("a program lies in a folder")?;
+    let directory = lab.parent().context("a program lies in a directory")?;
     let mut found = Vec::new();
-    for entry in fs::read_dir(folder).with_context(|| folder.display().to_string())? {
+    for entry in fs::read_dir(directory).with_context(|| directory.display().to_string())? {
         let entry = entry?;
         if entry.file_name().to_string_lossy().starts_with(SUITE) {
             found.push(entry.path());
@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_payload_has_the_modules_of_a_folder_and_nothing_else_of_it() {
+    fn a_payload_has_the_modules_of_a_directory_and_nothing_else_of_it() {
         let dir = tempfile::tempdir().unwrap();
         for name in ["a.ko", "a.o", "Kbuild"] {
             fs::write(dir.path().join(name), "").unwrap();

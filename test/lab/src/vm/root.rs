@@ -33,7 +33,7 @@ const INIT: &str = include_str!("first.sh");
 /// Path of that process.
 pub(crate) const INIT_PATH: &str = "/sbin/lab-init";
 
-/// Folder of the inner guest's kernel and root image; the payload has a link to it.
+/// Directory of the inner guest's kernel and root image; the payload has a link to it.
 pub(crate) const GUEST_DIR: &str = "/opt/guest";
 
 /// The root image, with some more packages; made in the cache if it does not exist.
@@ -53,8 +53,8 @@ fn build(staging: &Path, inner: &GuestBase, packages: &str) -> Result<()> {
     let root = staging.join("root");
     debian::bootstrap(Variant::Minbase, SUITE, packages, &root)?;
     debian::install_program(&root.join(INIT_PATH.trim_start_matches('/')), INIT)?;
-    for folder in ["lab", "usr/lib/modules", GUEST_DIR.trim_start_matches('/')] {
-        fs::create_dir_all(root.join(folder))?;
+    for directory in ["lab", "usr/lib/modules", GUEST_DIR.trim_start_matches('/')] {
+        fs::create_dir_all(root.join(directory))?;
     }
     let guest = root.join(GUEST_DIR.trim_start_matches('/'));
     let files = [(inner.kernel.vmlinuz(), "vmlinuz"), (inner.image.path().to_owned(), "root.img")];

@@ -78,7 +78,7 @@ const MANAGER: &str = "[Manager]\nShowStatus=no\n";
 /// Any fixed identity: a machine without one goes through systemd's questions of a first boot.
 const MACHINE_ID: &str = "76686f73742d626c6b206f66206c6162\n";
 
-/// Folder of fetched `vhost.h`, as the package's DKMS build looks for them.
+/// Directory of fetched `vhost.h`, as the package's DKMS build looks for them.
 const HEADER_CACHE: &str = "var/cache/vhost-blk";
 
 impl SystemdRoot {
@@ -100,8 +100,8 @@ impl SystemdRoot {
         let root = staging.join("root");
         debian::bootstrap(Variant::Minbase, self.suite, self.packages, &root)?;
         debian::install_program(&root.join(INIT_PATH.trim_start_matches('/')), INIT)?;
-        for folder in ["lab", "usr/lib/modules", "etc/systemd/system.conf.d"] {
-            fs::create_dir_all(root.join(folder))?;
+        for directory in ["lab", "usr/lib/modules", "etc/systemd/system.conf.d"] {
+            fs::create_dir_all(root.join(directory))?;
         }
         let units = root.join("etc/systemd/system");
         fs::write(units.join("lab.service"), SERVICE)?;
@@ -125,18 +125,18 @@ fn add_image(root: &Path, kernel: &VmKernel) -> Result<()> {
 /// Puts the kernel's headers and its `vhost.h` into the tree.
 fn add_headers(root: &Path, kernel: &VmKernel) -> Result<()> {
     let release = kernel.release();
-    let kdir = scripts::folder_from("headers.sh", &[release])?;
+    let kdir = scripts::directory_from("headers.sh", &[release])?;
     let tree = kdir.ancestors().nth(3).context("headers are in usr/src")?;
-    for folder in ["usr/src", "usr/lib"] {
-        let from = tree.join(folder).join(".").to_string_lossy().into_owned();
-        run_to_end(&["cp", "-a", &from, &root.join(folder).to_string_lossy()])?;
+    for directory in ["usr/src", "usr/lib"] {
+        let from = tree.join(directory).join(".").to_string_lossy().into_owned();
+        run_to_end(&["cp", "-a", &from, &root.join(directory).to_string_lossy()])?;
     }
     // In the cache this names the cache.
     let makefile = root.join("usr/src").join(format!("linux-headers-{release}")).join("Makefile");
     let text = fs::read_to_string(&makefile)?;
     fs::write(&makefile, text.replace(&format!("{}/", tree.to_string_lossy()), "/"))?;
-    let header = scripts::folder_from("vhost-private.sh", &[&kdir.to_string_lossy()])?;
-    let name = header.file_name().context("the header is in a folder with a name")?;
+    let header = scripts::directory_from("vhost-private.sh", &[&kdir.to_string_lossy()])?;
+    let name = header.file_name().context("the header is in a directory with a name")?;
     let to = root.join(HEADER_CACHE).join(name);
     fs::create_dir_all(&to)?;
     fs::copy(header.join("vhost.h"), to.join("vhost.h"))?;

@@ -14,17 +14,17 @@ pub(crate) static LAB: LazyLock<Lab> = LazyLock::new(|| {
     lab
 });
 
-/// The daemon as it stands in the sources, from the folder where this test was built.
+/// The daemon as it stands in the sources, from the directory where this test was built.
 pub(crate) fn build_daemon() -> PathBuf {
-    let folder = Path::new(env!("CARGO_BIN_EXE_lab")).parent().unwrap();
+    let directory = Path::new(env!("CARGO_BIN_EXE_lab")).parent().unwrap();
     let mut build = Command::new(env!("CARGO"));
     build.args(["build", "--quiet", "-p", "vhost-blk", "--bin", "vhost-blk"]);
-    if folder.ends_with("release") {
+    if directory.ends_with("release") {
         build.arg("--release");
     }
-    build.arg("--target-dir").arg(folder.parent().unwrap());
+    build.arg("--target-dir").arg(directory.parent().unwrap());
     assert!(build.status().unwrap().success(), "the daemon does not build");
-    folder.join("vhost-blk")
+    directory.join("vhost-blk")
 }
 
 /// QEMU's arguments for a disk with two queues; `more` goes to the socket.

@@ -6,7 +6,7 @@ use super::{Earlier, identity, notes_of};
 use crate::disks::Image;
 use crate::disks::exchange::{path_of, settled, synced};
 use crate::disks::layers::Layers;
-use backend::create::sync_folder;
+use backend::create::sync_directory;
 use backend::file::File as ImageFile;
 use std::ffi::OsString;
 use std::fs::{self, OpenOptions};
@@ -90,7 +90,7 @@ fn save(image: &Image, layers: &Layers) -> Result<usize, String> {
     let bytes = notes.to_bytes().map_err(|why| format!("{why}; {FULL}"))?;
     write(&path, &bytes).map_err(|why| {
         let path = path.display();
-        format!("{path} cannot be written: {why}; let the daemon's user write to this folder")
+        format!("{path} cannot be written: {why}; let the daemon's user write to this directory")
     })?;
     Ok(notes.bitmaps.len())
 }
@@ -104,7 +104,7 @@ pub(in crate::disks) fn load(image: &Image, obstacle: Option<&str>) -> Earlier {
     }
     let bytes = read(&path);
     // Nothing trusts it any more, whatever happens from now on.
-    if let Err(why) = fs::remove_file(&path).and_then(|()| sync_folder(&path)) {
+    if let Err(why) = fs::remove_file(&path).and_then(|()| sync_directory(&path)) {
         return Earlier::lost(format!("{} cannot be removed: {why}", path.display()));
     }
     let unreadable = |why| format!("{} cannot be read: {why}", path.display());
@@ -146,11 +146,12 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
 
 /// Writes the file durably; its name has the old content, or all of the new one.
 fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let folder = path.parent().unwrap_or(Path::new("/"));
+    let directory = path.parent().unwrap_or(Path::new("/"));
     let prefix = format!(".{}.", path.file_name().unwrap_or_default().to_string_lossy());
-    let mut new = tempfile::Builder::new().prefix(&prefix).suffix(".part").tempfile_in(folder)?;
+    let mut new =
+        tempfile::Builder::new().prefix(&prefix).suffix(".part").tempfile_in(directory)?;
     new.write_all(bytes)?;
     new.as_file().sync_all()?;
     new.persist(path).map_err(|error| error.error)?;
-    sync_folder(path)
+    sync_directory(path)
 }

@@ -6,7 +6,7 @@ use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-/// The folder of all block devices, by number.
+/// The directory of all block devices, by number.
 const DEVICES: &str = "/sys/dev/block";
 /// Attributes that name the storage behind a device, the best first: NVMe, SCSI, device-mapper, md, NBD, virtio,
 /// NVMe without a namespace's name, MMC, Ceph, loop.
@@ -30,7 +30,7 @@ const OF_PARTITION: [&str; 2] = ["partition", "start"];
 /// A block device at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::disks) struct Device {
-    /// The link to its folder in sysfs.
+    /// The link to its directory in sysfs.
     link: PathBuf,
     number: (u32, u32),
     /// The kernel's number of this instance: another device with the same number has another one.
@@ -55,15 +55,15 @@ impl Device {
 
     fn of(devices: &Path, number: (u32, u32)) -> Option<Device> {
         let link = devices.join(format!("{}:{}", number.0, number.1));
-        let folder = link.canonicalize().ok()?;
-        let disk = match folder.join("partition").exists() {
-            true => folder.parent()?.to_owned(),
-            false => folder.clone(),
+        let directory = link.canonicalize().ok()?;
+        let disk = match directory.join("partition").exists() {
+            true => directory.parent()?.to_owned(),
+            false => directory.clone(),
         };
-        let of = |folder: &Path, name: &'static str| Some((name, read(&folder.join(name))?));
+        let of = |directory: &Path, name: &'static str| Some((name, read(&directory.join(name))?));
         let name = NAMES.iter().find_map(|name| of(&disk, name));
-        let of_partition = OF_PARTITION.iter().filter_map(|name| of(&folder, name));
-        let part: Vec<_> = of_partition.filter(|_| folder != disk).collect();
+        let of_partition = OF_PARTITION.iter().filter_map(|name| of(&directory, name));
+        let part: Vec<_> = of_partition.filter(|_| directory != disk).collect();
         let identity = name.into_iter().chain(part).collect();
         Some(Device { link, number, instance: read(&disk.join("diskseq")), identity })
     }
@@ -75,8 +75,8 @@ impl Device {
 
     /// Returns whether this instance of the device is still there.
     pub(in crate::disks) fn is_present(&self) -> bool {
-        let folder = self.link.parent().unwrap_or(Path::new(DEVICES));
-        let now = Device::of(folder, self.number);
+        let directory = self.link.parent().unwrap_or(Path::new(DEVICES));
+        let now = Device::of(directory, self.number);
         let has_size = read(&self.link.join("size")).is_some_and(|sectors| sectors != "0");
         has_size && now.is_some_and(|now| now.instance == self.instance)
     }
@@ -120,7 +120,7 @@ fn read(path: &Path) -> Option<String> {
 mod tests {
     use super::*;
 
-    /// A folder of devices with one device, `8:0`, that has these attributes.
+    /// A directory of devices with one device, `8:0`, that has these attributes.
     fn devices(attributes: &[(&str, &str)]) -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
         for (name, text) in attributes {
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_is_gone_without_its_folder_or_size_or_as_another_instance() {
+    fn a_device_is_gone_without_its_directory_or_size_or_as_another_instance() {
         let root = devices(&[("size", "2048"), ("diskseq", "7")]);
         let before = device(&root);
         assert!(before.is_present());
@@ -172,13 +172,13 @@ mod tests {
     fn partitions_of_one_disk_differ() {
         let root = devices(&[("wwid", "w"), ("diskseq", "3"), ("p1/partition", "1")]);
         let part = |number: &str| {
-            let folder = root.path().join("8:0/p1");
+            let directory = root.path().join("8:0/p1");
             for (name, text) in [("partition", number), ("start", "2048"), ("size", "8")] {
-                fs::write(folder.join(name), text).unwrap();
+                fs::write(directory.join(name), text).unwrap();
             }
             let link = root.path().join("8:1");
             let _ = fs::remove_file(&link); // there is none at first
-            std::os::unix::fs::symlink(folder, link).unwrap();
+            std::os::unix::fs::symlink(directory, link).unwrap();
             Device::of(root.path(), (8, 1)).unwrap()
         };
         let first = part("1");

@@ -8,10 +8,10 @@ use std::path::Path;
 use std::time::Duration;
 use tempfile::TempDir;
 
-/// A disk `a` of the folder that is served.
+/// A disk `a` of the directory that is served.
 struct Rig {
     disks: Arc<Disks>,
-    folder: TempDir,
+    directory: TempDir,
 }
 
 impl Rig {
@@ -21,16 +21,16 @@ impl Rig {
         let process = ProcessArgs::from_arg_matches(&matches).unwrap();
         let rig = Rig {
             disks: Disks::new(process, Mode::Many(None)),
-            folder: tempfile::tempdir().unwrap(),
+            directory: tempfile::tempdir().unwrap(),
         };
-        let reservation = rig.disks.reserve("a", None, Origin::Folder).unwrap();
+        let reservation = rig.disks.reserve("a", None, Origin::Directory).unwrap();
         let (reservation, wait) = (Arc::new(reservation), LockWait::No);
-        rig.disks.open_of_folder(&reservation, rig.args("old"), wait).unwrap();
+        rig.disks.open_of_directory(&reservation, rig.args("old"), wait).unwrap();
         rig
     }
 
     fn args(&self, serial: &str) -> DiskArgs {
-        let socket = self.folder.path().join("a.sock");
+        let socket = self.directory.path().join("a.sock");
         let text = format!(
             "backend = 'mem'\nsize = '1M'\nsocket-path = '{}'\nserial = '{serial}'\n\
              num-queues = 1\ndata-plane = 'uring'\n",

@@ -314,15 +314,15 @@ mod tests {
 
     #[test]
     fn a_change_that_cannot_be_recorded_leaves_no_mark() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = |name: &str| folder.path().join(name);
+        let directory = tempfile::tempdir().unwrap();
+        let path = |name: &str| directory.path().join(name);
         std::fs::write(path("a.img"), vec![0; 4096]).unwrap();
         let text = format!("blk-file = '{}'\nsocket-path = '/s'\n", path("a.img").display());
         std::fs::write(path("a.toml"), &text).unwrap();
         let args = crate::config::disk_of_file(&path("a.toml")).unwrap();
         let top = Arc::new(ImageFile::open(path("a.img"), FileOptions::default()).unwrap());
         let config = NewConfig::prepare(&path("a.toml"), &args, &args).unwrap();
-        // A folder in place of the file cannot be replaced.
+        // A directory in place of the file cannot be replaced.
         std::fs::remove_file(path("a.toml")).unwrap();
         std::fs::create_dir(path("a.toml")).unwrap();
         let mark = Some(path("b.qcow2"));

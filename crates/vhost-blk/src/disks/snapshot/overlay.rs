@@ -27,7 +27,10 @@ impl Overlay {
         create_with(plan.overlay(), new.size_bytes, fill).map_err(|error| match error {
             CreateError::Failed { .. } => format!("{error}; check the path and its permissions"),
             CreateError::NoSpace { path, .. } => {
-                format!("{}: no space is left; free some, or choose another folder", path.display())
+                format!(
+                    "{}: no space is left; free some, or choose another directory",
+                    path.display()
+                )
             }
             other => other.to_string(),
         })?;

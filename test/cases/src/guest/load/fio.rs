@@ -81,9 +81,9 @@ impl Background {
 
     /// Waits until fio has opened a file.
     pub(crate) fn wait_until_open(&mut self, path: &str) -> Result<()> {
-        let folder = format!("/proc/{}/fd", self.child.id());
+        let directory = format!("/proc/{}/fd", self.child.id());
         wait_up_to(START_LIMIT, "fio to open the disk", || {
-            let mut fds = fs::read_dir(&folder).ok()?.flatten();
+            let mut fds = fs::read_dir(&directory).ok()?.flatten();
             fds.any(|fd| fs::read_link(fd.path()).is_ok_and(|to| to == Path::new(path)))
                 .then_some(())
         })

@@ -72,7 +72,7 @@ pub(crate) enum Way {
 pub(crate) struct Disk<'a> {
     machine: &'a Machine,
     slot: Slot,
-    /// Folder of the disk's PCI function, once it exists.
+    /// Directory of the disk's PCI function, once it exists.
     pci: PathBuf,
     id: String,
     ready: Ready,
@@ -124,7 +124,7 @@ impl<'a> Disk<'a> {
         Ok(disk)
     }
 
-    /// Folder of the disk's PCI function.
+    /// Directory of the disk's PCI function.
     pub(crate) fn pci(&self) -> &Path {
         &self.pci
     }
@@ -134,7 +134,7 @@ impl<'a> Disk<'a> {
         self.slot.is_hot_plugged()
     }
 
-    /// Folder and name of the disk's virtio device.
+    /// Directory and name of the disk's virtio device.
     pub(crate) fn virtio(&self) -> Result<(PathBuf, String)> {
         let pci = self.pci();
         wait_for("a virtio device", || child(pci, "virtio")).map(|name| (pci.join(&name), name))
@@ -170,7 +170,7 @@ impl<'a> Disk<'a> {
         Ok(format!("/dev/{name}"))
     }
 
-    /// Folder of the disk below /sys/block.
+    /// Directory of the disk below /sys/block.
     pub(crate) fn sysfs(&self) -> Result<PathBuf> {
         let name = self.block().context("the disk has no block device")?;
         Ok(Path::new("/sys/block").join(name))
@@ -245,8 +245,8 @@ impl<'a> Disk<'a> {
 
     /// Unbinds the driver.
     pub(crate) fn unbind(&self) -> Result<()> {
-        let (folder, name) = self.virtio()?;
-        write(folder.join("driver/unbind"), &name)
+        let (directory, name) = self.virtio()?;
+        write(directory.join("driver/unbind"), &name)
     }
 
     /// Binds the driver.
@@ -301,9 +301,9 @@ fn serial_of(id: &str) -> String {
     id.chars().take(20).collect()
 }
 
-/// The first entry of a folder whose name begins with `prefix`.
-fn child(folder: &Path, prefix: &str) -> Option<String> {
-    let names = fs::read_dir(folder).ok()?.flatten();
+/// The first entry of a directory whose name begins with `prefix`.
+fn child(directory: &Path, prefix: &str) -> Option<String> {
+    let names = fs::read_dir(directory).ok()?.flatten();
     let mut names = names.map(|entry| entry.file_name().to_string_lossy().into_owned());
     names.find(|name| name.starts_with(prefix))
 }

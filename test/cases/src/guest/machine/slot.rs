@@ -42,7 +42,7 @@ const CAPABILITIES_MAX: usize = 48;
 #[derive(Debug)]
 pub(crate) struct Slot {
     number: u32,
-    /// Folder of the root port.
+    /// Directory of the root port.
     port: PathBuf,
     /// Configuration space of the port, and the offset of its capability.
     config: File,
@@ -91,7 +91,7 @@ impl Slot {
         format!("slot{}", self.number)
     }
 
-    /// Folder of the function in the slot.
+    /// Directory of the function in the slot.
     pub(crate) fn device(&self) -> Option<PathBuf> {
         let entries = fs::read_dir(&self.port).ok()?.flatten();
         let is_function = |path: &PathBuf| path.join("vendor").exists();

@@ -180,7 +180,7 @@ fn drbd(env: &Env, plane: &str) -> Result<()> {
 
 fn frozen(env: &Env, plane: &str) -> Result<()> {
     let disk = image(FileSystem::Ext4, true)?;
-    let folder = disk.path.parent().context("a folder")?.to_string_lossy().into_owned();
-    let freeze = |how: &str| run("fsfreeze", &[how, &folder]).map(drop);
+    let directory = disk.path.parent().context("a directory")?.to_string_lossy().into_owned();
+    let freeze = |how: &str| run("fsfreeze", &[how, &directory]).map(drop);
     beside(env, plane, &disk, || freeze("--freeze"), || freeze("--unfreeze"))
 }

@@ -125,25 +125,25 @@ fn nvme(env: &Env) -> Result<()> {
 
 /// A stable name of a device.
 struct Stable {
-    folder: tempfile::TempDir,
+    directory: tempfile::TempDir,
 }
 
 impl Stable {
     fn new(disk: &Disk) -> Result<Self> {
-        let stable = Stable { folder: tempfile::tempdir_in("/dev")? };
+        let stable = Stable { directory: tempfile::tempdir_in("/dev")? };
         stable.turn(&disk.path)?;
         Ok(stable)
     }
 
     /// Turns the name to another device.
     fn turn(&self, to: &Path) -> Result<()> {
-        let next = self.folder.path().join("next");
+        let next = self.directory.path().join("next");
         std::os::unix::fs::symlink(to, &next)?;
-        Ok(std::fs::rename(next, self.folder.path().join("name"))?)
+        Ok(std::fs::rename(next, self.directory.path().join("name"))?)
     }
 
     /// The device by this name.
     fn disk(&self) -> Result<Disk> {
-        Disk::of_block_device(self.folder.path().join("name"), Cleanup::default())
+        Disk::of_block_device(self.directory.path().join("name"), Cleanup::default())
     }
 }

@@ -131,9 +131,9 @@ fn watch() -> Result<()> {
     for unit in [MANY, DATA] {
         ensure!(property(unit, "WatchdogUSec")? == "30s", "{unit} is not watched for 30 s");
     }
-    let folder = format!("/run/systemd/system/{MEMORY}.d");
-    fs::create_dir_all(&folder)?;
-    fs::write(format!("{folder}/soon.conf"), "[Service]\nWatchdogSec=3\n")?;
+    let directory = format!("/run/systemd/system/{MEMORY}.d");
+    fs::create_dir_all(&directory)?;
+    fs::write(format!("{directory}/soon.conf"), "[Service]\nWatchdogSec=3\n")?;
     run("systemctl", &["daemon-reload"])?;
     run("systemctl", &["restart", MEMORY])?;
     let first = property(MEMORY, "WatchdogTimestampMonotonic")?;
@@ -149,7 +149,7 @@ fn watch() -> Result<()> {
     })?;
     let said = run("journalctl", &["--no-pager", "--output", "cat", "--unit", MEMORY])?;
     ensure!(said.contains("Watchdog timeout"), "systemd restarted it for another reason:\n{said}");
-    fs::remove_dir_all(&folder)?;
+    fs::remove_dir_all(&directory)?;
     run("systemctl", &["daemon-reload"])?;
     run("systemctl", &["restart", MEMORY])?;
     expect_state(MEMORY, "active")

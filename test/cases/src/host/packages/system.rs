@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail, ensure};
 use kit::system::run;
 
-/// Folder with the packages of two versions.
+/// Directory with the packages of two versions.
 const PACKAGES: &str = "/lab/packages";
 
 /// A part of the newer version's file names.
@@ -59,7 +59,7 @@ fn package(name: &str, version: Version) -> Result<String> {
     bail!("{PACKAGES} has no package {name} of the version {version:?}")
 }
 
-/// Runs apt-get as an operator does, without the lab's folder in `$PATH`.
+/// Runs apt-get as an operator does, without the lab's directory in `$PATH`.
 pub(super) fn apt(arguments: &str) -> Result<String> {
     let said = sh(&format!(
         "PATH=/usr/sbin:/usr/bin:/sbin:/bin DEBIAN_FRONTEND=noninteractive \

@@ -56,7 +56,7 @@ pub(super) fn keep_promises(env: &Env, turns: u64, count: u64) -> Result<()> {
         let kept = marks.iter().take_while(|&&mark| mark < at).count();
         let cut = replay.cut(at, &mut rng)?;
         found.dropped += cut.lost;
-        let read = |folder: &Path| content(&env.bin.join("vhost-blk"), folder, &mut images);
+        let read = |directory: &Path| content(&env.bin.join("vhost-blk"), directory, &mut images);
         let content = image_after(&cut, read).with_context(|| format!("cut at {at}"))?;
         let content = content.unwrap_or_else(|| vec![0; SECTORS as usize * SECTOR]);
         found.compare(&promises[kept - 1], |sector| &content[sector as usize * SECTOR..][..SECTOR]);
@@ -130,10 +130,10 @@ fn load(env: &Env, disk: &Disk, logged: &Dm, turns: u64) -> Result<Vec<Vec<u32>>
     Ok(load.promises)
 }
 
-/// Content of the disk in a folder that a cut left, by the mark of its first image.
-fn content(program: &Path, folder: &Path, images: &mut Images) -> Result<Vec<u8>> {
-    let first = folder.join("image.raw");
-    let raw = folder.join("content.raw");
+/// Content of the disk in a directory that a cut left, by the mark of its first image.
+fn content(program: &Path, directory: &Path, images: &mut Images) -> Result<Vec<u8>> {
+    let first = directory.join("image.raw");
+    let raw = directory.join("content.raw");
     let (file, path) = match overlay_of(&first)? {
         None => {
             images.first += 1;
@@ -141,7 +141,7 @@ fn content(program: &Path, folder: &Path, images: &mut Images) -> Result<Vec<u8>
         }
         Some(name) => {
             images.overlay += 1;
-            let overlay = folder.join(name.file_name().context("a mark without a name")?);
+            let overlay = directory.join(name.file_name().context("a mark without a name")?);
             let (from, to) = (overlay.to_string_lossy(), raw.to_string_lossy());
             let checked = Command::new(program).args(["check", &from]).output()?;
             let is_sound = checked.status.code().is_some_and(|code| SOUND.contains(&code));

@@ -316,8 +316,8 @@ fn image_after(
     read: impl FnOnce(&Path) -> Result<Vec<u8>>,
 ) -> Result<Option<Vec<u8>>> {
     modprobe("loop", &[])?;
-    let folder = tempfile::tempdir()?;
-    let (disk, place) = (folder.path().join("disk"), folder.path().join("place"));
+    let directory = tempfile::tempdir()?;
+    let (disk, place) = (directory.path().join("disk"), directory.path().join("place"));
     cut.write_to(&disk)?;
     std::fs::create_dir(&place)?;
     let place_name = place.to_string_lossy();
@@ -330,9 +330,9 @@ fn image_after(
     Ok(bytes.inspect_err(|why| println!("a cut leaves no image: {why:#}")).ok())
 }
 
-fn image_in(folder: &Path) -> Result<Vec<u8>> {
+fn image_in(directory: &Path) -> Result<Vec<u8>> {
     let mut bytes = vec![0; SECTORS as usize * SECTOR];
-    File::open(folder.join("image.raw"))?.read_exact_at(&mut bytes, 0)?;
+    File::open(directory.join("image.raw"))?.read_exact_at(&mut bytes, 0)?;
     Ok(bytes)
 }
 

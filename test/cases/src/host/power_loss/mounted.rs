@@ -105,10 +105,10 @@ fn on_mount(
     if format {
         kind.make(&device)?;
     }
-    let folder = tempfile::tempdir()?;
-    let place = folder.path().to_string_lossy();
+    let directory = tempfile::tempdir()?;
+    let place = directory.path().to_string_lossy();
     run("mount", &[&device, &place])?;
-    let done = act(folder.path());
+    let done = act(directory.path());
     run("umount", &[&place])?;
     done
 }

@@ -76,11 +76,11 @@ fn frozen(env: &Env) -> Result<()> {
     println!("on {disk}");
     let options = Options { scratch_bytes: 64 << 20, ..options() };
     let Target { mut device, daemon: _daemon } = target::serve(env, &disk, &options)?;
-    let folder = disk.path.parent().context("the image has no folder")?.to_string_lossy();
+    let directory = disk.path.parent().context("the image has no directory")?.to_string_lossy();
     let data = pattern(BYTES, 3);
-    run("fsfreeze", &["--freeze", &folder])?;
+    run("fsfreeze", &["--freeze", &directory])?;
     let served = beside_a_write_that_waits(&mut device, &data);
-    run("fsfreeze", &["--unfreeze", &folder])?;
+    run("fsfreeze", &["--unfreeze", &directory])?;
     served.context("while the file system is frozen")?;
     let (_, wrote) = device.queue(0).collect().context("after the thaw")?;
     ensure!(wrote.status == Some(S_OK), "the write ended with {:?}", wrote.status);

@@ -35,8 +35,8 @@ impl Files {
     /// Makes the base image, with a file system that has a file, and an overlay for the guest.
     pub(super) fn create() -> Result<Self> {
         // Not in /tmp, which can be a tmpfs.
-        let folder = tempfile::Builder::new().prefix("demo-storage-").tempdir_in("/var/tmp")?;
-        let files = Self(folder);
+        let directory = tempfile::Builder::new().prefix("demo-storage-").tempdir_in("/var/tmp")?;
+        let files = Self(directory);
         let (content, base) = (files.path("content"), files.base());
         fs::create_dir(&content)?;
         let make = format!(

@@ -15,7 +15,7 @@ use crate::nested::Lab;
 const INIT: &str = include_str!("init.sh");
 /// Driver of the root disk, which the guest needs before it mounts its root.
 const ROOT_DRIVER: &str = "virtio_blk";
-/// Folder of the project's own modules, built for the kernel of the outer VM.
+/// Directory of the project's own modules, built for the kernel of the outer VM.
 const OWN_MODULES: &str = "/lab/modules";
 
 /// Driver of the guest's virtio disks, the root disk included.
@@ -66,7 +66,7 @@ pub(crate) struct Image {
 }
 
 impl Image {
-    /// Takes the files of the guest folder; makes the initramfs if the work folder has none yet.
+    /// Takes the files of the guest directory; makes the initramfs if the work directory has none yet.
     ///
     /// # Errors
     ///

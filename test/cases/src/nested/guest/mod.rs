@@ -55,9 +55,9 @@ impl Default for GuestSpec {
 pub(crate) struct Guest {
     agent: Agent,
     qmp: Qmp<UnixStream>,
-    /// Ends before its folder is removed.
+    /// Ends before its directory is removed.
     qemu: OwnedChild,
-    folder: TempDir,
+    directory: TempDir,
 }
 
 impl Guest {
@@ -70,15 +70,15 @@ impl Guest {
 
     /// Starts QEMU without waiting for the guest.
     pub(crate) fn start(image: &Image, spec: &GuestSpec) -> Result<Self> {
-        let folder = tempfile::Builder::new().prefix("nested-guest-").tempdir()?;
-        let args = arguments(image, spec, folder.path());
-        let mut qemu = OwnedChild::spawn(&args, &folder.path().join("qemu"), StopWith::Kill)?;
+        let directory = tempfile::Builder::new().prefix("nested-guest-").tempdir()?;
+        let args = arguments(image, spec, directory.path());
+        let mut qemu = OwnedChild::spawn(&args, &directory.path().join("qemu"), StopWith::Kill)?;
         for name in ["qmp", "commands"] {
-            qemu.wait_until_it_listens(&folder.path().join(name))?;
+            qemu.wait_until_it_listens(&directory.path().join(name))?;
         }
-        let qmp = Qmp::connect(&folder.path().join("qmp"))?;
-        let agent = Agent::connect(&folder.path().join("commands"))?;
-        Ok(Self { agent, qmp, qemu, folder })
+        let qmp = Qmp::connect(&directory.path().join("qmp"))?;
+        let agent = Agent::connect(&directory.path().join("commands"))?;
+        Ok(Self { agent, qmp, qemu, directory })
     }
 
     /// Waits until the agent of a booting (or rebooting) guest listens.
@@ -143,7 +143,7 @@ impl Guest {
 
     /// Lines that the guest wrote to its progress port.
     pub(crate) fn progress(&self) -> Result<Vec<String>> {
-        let bytes = fs::read(self.folder.path().join("progress"))?;
+        let bytes = fs::read(self.directory.path().join("progress"))?;
         // A power cut can truncate the last line.
         let whole = bytes.iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1);
         Ok(String::from_utf8_lossy(&bytes[..whole]).lines().map(str::to_owned).collect())
@@ -213,14 +213,14 @@ impl Guest {
     }
 
     fn migration_socket(&self) -> PathBuf {
-        self.folder.path().join("migration")
+        self.directory.path().join("migration")
     }
 
     /// The last lines of QEMU's output and the guest's console.
     pub(crate) fn tail(&self) -> String {
         let mut text = String::new();
         for name in ["qemu", "console"] {
-            let bytes = fs::read(self.folder.path().join(name)).unwrap_or_default();
+            let bytes = fs::read(self.directory.path().join(name)).unwrap_or_default();
             let log = String::from_utf8_lossy(&bytes);
             let lines: Vec<_> = log.lines().collect();
             for line in &lines[lines.len().saturating_sub(TAIL_LINES)..] {
@@ -264,8 +264,8 @@ pub(crate) struct Migration {
     pub(crate) downtime_ms: u64,
 }
 
-fn arguments(image: &Image, spec: &GuestSpec, folder: &Path) -> Vec<String> {
-    let file = |name: &str| folder.join(name).display().to_string();
+fn arguments(image: &Image, spec: &GuestSpec, directory: &Path) -> Vec<String> {
+    let file = |name: &str| directory.join(name).display().to_string();
     let memory = spec.memory_mib;
     let command_line = "console=ttyS0 quiet panic=-1 mitigations=off";
     let text = format!(

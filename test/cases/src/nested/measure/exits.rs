@@ -22,7 +22,7 @@ use crate::nested::guest::Guest;
 /// Exits because a virtual CPU had nothing to do.
 pub(super) const HALTS: Metric = Metric::new("halts", "1");
 
-/// KVM's counters, a folder for each virtual machine (Documentation/virt/kvm, `debugfs`).
+/// KVM's counters, a directory for each virtual machine (Documentation/virt/kvm, `debugfs`).
 const KVM: &str = "/sys/kernel/debug/kvm";
 /// Interval between two looks at KVM's counters.
 const LOOK: Duration = Duration::from_millis(20);
@@ -30,7 +30,7 @@ const LOOK: Duration = Duration::from_millis(20);
 /// Counts the exits of one guest.
 #[derive(Debug)]
 pub(super) struct Counter {
-    folder: PathBuf,
+    directory: PathBuf,
 }
 
 /// A disk in the guest.
@@ -38,7 +38,7 @@ pub(super) struct Counter {
 pub(super) struct Watched<'a> {
     /// Node, such as `/dev/vda`.
     node: &'a str,
-    /// Folder of the device that serves it, in sysfs of the host.
+    /// Directory of the device that serves it, in sysfs of the host.
     served: PathBuf,
     /// The virtio device that it belongs to, such as `virtio3`.
     device: String,
@@ -65,13 +65,13 @@ impl Counter {
              echo '{definition}' >> {TRACING}/kprobe_events && echo 1 > {TRACING}/{switch}"
         ))?;
         let prefix = format!("{}-", guest.process_id());
-        let folders = fs::read_dir(KVM).with_context(|| KVM.to_owned())?;
-        let mut names = folders.flatten().map(|entry| entry.path());
-        let folder = names.find(|path| {
+        let directories = fs::read_dir(KVM).with_context(|| KVM.to_owned())?;
+        let mut names = directories.flatten().map(|entry| entry.path());
+        let directory = names.find(|path| {
             path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(&prefix))
         });
-        let folder = folder.with_context(|| format!("{KVM} has no machine {prefix}*"))?;
-        Ok(Self { folder })
+        let directory = directory.with_context(|| format!("{KVM} has no machine {prefix}*"))?;
+        Ok(Self { directory })
     }
 
     /// Counts while `job` runs. No other disk of the guest may be used.
@@ -104,8 +104,8 @@ impl Counter {
 
     fn moment(&self, disk: &Watched<'_>) -> Result<Moment> {
         Ok(Moment {
-            exits: number(&self.folder, "exits")?,
-            halts: number(&self.folder, "halt_exits")?,
+            exits: number(&self.directory, "exits")?,
+            halts: number(&self.directory, "halt_exits")?,
             requests: Stat::of(&disk.served)?.submitted(),
         })
     }
@@ -115,8 +115,8 @@ fn name(node: &str) -> &str {
     node.rsplit('/').next().unwrap_or(node)
 }
 
-fn number(folder: &Path, file: &str) -> Result<u64> {
-    let path = folder.join(file);
+fn number(directory: &Path, file: &str) -> Result<u64> {
+    let path = directory.join(file);
     let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
     text.trim().parse().with_context(|| path.display().to_string())
 }

@@ -17,7 +17,7 @@ const INIT: &str = include_str!("init.sh");
 const DRIVER: &str = "virtio_blk";
 /// Programs for the guest besides busybox.
 const PROGRAMS: &[&str] = &["/usr/sbin/mke2fs", "/usr/sbin/resize2fs"];
-/// Folder of the files that the guest boots.
+/// Directory of the files that the guest boots.
 const BOOT: &str = "/var/lib/libvirt/boot";
 const CONSOLE: &str = "/var/log/libvirt/qemu/guest.console";
 /// QEMU's own output.
