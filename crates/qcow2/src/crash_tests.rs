@@ -72,7 +72,7 @@ fn qemu_img(directory: &Path, args: &[&str]) -> (Option<i32>, String) {
 pub(crate) struct Writer {
     pub(crate) image: Image,
     file: File,
-    log: Log,
+    pub(crate) log: Log,
     sectors: HashMap<u64, Vec<Value>>,
 }
 
