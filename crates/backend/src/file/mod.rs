@@ -302,12 +302,6 @@ impl File {
         if own.identity == identity { Ok(()) } else { Err(FileError::Replaced { path: path() }) }
     }
 
-    /// Returns whether a sync has failed since the file was opened: completed writes may be lost, and
-    /// every FLUSH fails.
-    pub fn has_failed_sync(&self) -> bool {
-        self.shared.sync_failure.check().is_err()
-    }
-
     /// [`place`] of the open file.
     pub fn place(&self) -> PathBuf {
         place(&self.shared.file.0)

@@ -43,6 +43,25 @@ impl SyncFailure {
     }
 }
 
+impl super::File {
+    /// Returns whether a sync has failed since the file was opened: completed writes may be lost, and
+    /// every FLUSH fails.
+    pub fn has_failed_sync(&self) -> bool {
+        self.shared.sync_failure.check().is_err()
+    }
+
+    /// Checks that no completed write is lost. Without O_DIRECT only a sync tells that.
+    ///
+    /// # Errors
+    /// The errno of a sync that failed, now or earlier.
+    pub fn check_writes(&self) -> io::Result<()> {
+        match self.limits.direct {
+            Some(_) => self.shared.sync_failure.check().map_err(io::Error::other),
+            None => self.shared.sync(),
+        }
+    }
+}
+
 /// Returns whether a write-through write with this error may have failed in its sync. The other
 /// errors occur before the storage gets any data: no completed write is lost.
 pub(super) fn may_be_of_a_sync(errno: i32) -> bool {

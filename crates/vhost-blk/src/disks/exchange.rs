@@ -98,6 +98,12 @@ impl Source {
         real_path_of(self.args.blk_file.as_deref().unwrap_or(Path::new("")), &self.image.top)
     }
 
+    /// Checks that no completed write of the image is lost. If its writes wait in the page cache, it makes them
+    /// durable, so that the drained disk has few.
+    pub(super) fn check_writes(&self) -> Result<(), String> {
+        self.image.top.check_writes().map_err(lost)
+    }
+
     /// Makes the disk note the parts that its guest changes, for a copy with this brake.
     ///
     /// # Errors
@@ -283,13 +289,15 @@ pub(super) fn path_of_new(path: &Path) -> Result<PathBuf, String> {
     }
 }
 
-/// The exchange to an opened disk, whose parts go to `new` and which gets the layers of the old one.
+/// The exchange to an opened disk, whose parts go to `new` and which gets the layers of the old one. An image that may
+/// have lost completed writes is refused: each FLUSH fails there, and would succeed in the new storage.
 pub(super) fn replacement(
     opened: Opened,
     layers: &Arc<Layers>,
     new: &Sender<New>,
     commit: Box<dyn FnOnce() -> Result<(), String> + Send>,
 ) -> Result<Replacement, String> {
+    layers.check_writes().map_err(lost)?;
     replacement_with(opened, layers, new, commit, Bitmaps::GoOn)
 }
 
@@ -322,12 +330,14 @@ pub(super) fn identity(file: &backend::file::File) -> Result<(u64, u64), String>
 
 /// Makes the completed writes of a disk durable.
 pub(super) fn synced(disk: &dyn Disk) -> Result<(), String> {
-    disk.sync().map_err(|error| {
-        format!(
-            "a sync of the image failed, and completed writes may be lost: {error}; check the \
-             storage"
-        )
-    })
+    disk.sync().map_err(lost)
+}
+
+/// The cause and the remedy of a sync that failed with this error.
+fn lost(error: io::Error) -> String {
+    format!(
+        "a sync of the image failed, and completed writes may be lost: {error}; check the storage"
+    )
 }
 
 /// Wait for the tables of a qcow2 image whose disk takes no request.

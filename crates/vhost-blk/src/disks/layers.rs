@@ -18,6 +18,7 @@ use backend::Disk;
 use backend::file::File as ImageFile;
 use backend::wrap::{Brake, Braked, Clusters, CopyFirst, Growth, Track};
 use std::collections::BTreeMap;
+use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use vhost_user::{Control, Replace, Replacement, Replacing};
 
@@ -154,6 +155,12 @@ impl Layers {
             });
             Ok(Replacement { commit, ..Replacement::around(disk) })
         })
+    }
+
+    /// [`ImageFile::check_writes`] of the image.
+    pub(super) fn check_writes(&self) -> io::Result<()> {
+        let top = self.lock().top.clone();
+        top.map_or(Ok(()), |top| top.check_writes())
     }
 
     /// Puts the layers around another image, whose file is `top`. The following of a merge or a mirror ends

@@ -2,6 +2,8 @@
 //! Small file systems and loop devices, which need root.
 #![allow(dead_code, reason = "each test program uses its part")]
 
+use std::fs::File;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use tempfile::TempDir;
@@ -57,7 +59,7 @@ impl Mount {
 
     fn on_loop(make: &[&str], directory: &Path, mib: u64) -> Mount {
         let image = directory.join(make[0]);
-        std::fs::File::create(&image).unwrap().set_len(mib << 20).unwrap();
+        File::create(&image).unwrap().set_len(mib << 20).unwrap();
         let image = image.to_str().unwrap();
         run(&[make, &[image]].concat());
         Mount::new(&["-o", "loop", image])
@@ -106,7 +108,7 @@ pub(crate) enum Sharing {
 
 /// The extents of a file with data, as the file system tells them.
 pub(crate) fn sharing_of(path: &Path) -> Sharing {
-    std::fs::File::open(path).unwrap().sync_all().unwrap();
+    File::open(path).unwrap().sync_all().unwrap();
     let told = run(&["filefrag", "-v", path.to_str().unwrap()]);
     let is_extent =
         |line: &&str| line.trim_start().split(':').next().unwrap().parse::<u64>().is_ok();
@@ -153,5 +155,33 @@ impl Drop for LoopDevice {
         if !detached.is_ok_and(|status| status.success()) {
             eprintln!("{} stays attached", self.path.display());
         }
+    }
+}
+
+/// A block device of 16 MiB whose page cache takes writes that it loses, but for its first MiB.
+pub(crate) struct LossyDevice {
+    pub(crate) device: LoopDevice,
+    below: Mount,
+}
+
+impl LossyDevice {
+    pub(crate) fn new() -> LossyDevice {
+        let below = Mount::tmpfs(32);
+        let file = below.path("disk");
+        File::create(&file).unwrap().set_len(16 << 20).unwrap();
+        LossyDevice { device: LoopDevice::new(&file), below }
+    }
+
+    /// Loses the writes from now on.
+    pub(crate) fn lose(&self) {
+        let file = self.below.path("disk");
+        run(&["fallocate", "--punch-hole", "-o", "1M", "-l", "15M", file.to_str().unwrap()]);
+        let mut rest = File::create(self.below.path("rest")).unwrap();
+        while rest.write_all(&[1; 4096]).is_ok() {}
+    }
+
+    /// Has room for writes again.
+    pub(crate) fn mend(&self) {
+        std::fs::remove_file(self.below.path("rest")).unwrap();
     }
 }

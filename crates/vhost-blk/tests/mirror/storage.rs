@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Block devices as source and target of a mirror.
 
-use crate::mount::{LoopDevice, Mount, may_not_mount, run};
+use crate::mount::{LoopDevice, LossyDevice, Mount, may_not_mount, run};
 use crate::rig::Rig;
 use crate::{BYTES, add, add_raw, content, fill, guest, image, mirror, text, wait_until};
 use std::fs::{self, File};
@@ -197,4 +197,28 @@ fn a_disk_moves_back_to_a_device_without_discard() {
     add(&rig, "c", "--blk-file c.img");
     let line = rig.refused(&format!("mirror c --to {other} --overwrite"), 1);
     assert!(line.contains("DISCARD, and the new storage does not support it"), "{line}");
+}
+
+/// Each FLUSH fails on a disk that has lost a write. In the new storage it would succeed.
+#[test]
+fn a_disk_that_has_lost_a_write_stays_where_each_flush_fails() {
+    if may_not_mount() {
+        return;
+    }
+    let disk = LossyDevice::new();
+    let rig = Rig::new();
+    add(&rig, "a", &format!("--direct off --blk-file {}", text(&disk.device.path)));
+    let mut guest = guest(&rig, "a");
+    fill(&mut guest, 1);
+    rig.ok("mirror a --to b.img --wait");
+    disk.lose();
+    guest.write(4096, &[2; 4096]).unwrap();
+    guest.flush().expect_err("a write without room is durable");
+    disk.mend();
+    let line = rig.refused("mirror a --complete", 1);
+    assert!(line.contains("completed writes may be lost"), "{line}");
+    guest.flush().expect_err("the disk forgets that a write was lost");
+    assert!(!rig.path("b.img").exists());
+    let line = rig.refused("mirror a --to b.img --wait", 1);
+    assert!(line.contains("completed writes may be lost"), "{line}");
 }

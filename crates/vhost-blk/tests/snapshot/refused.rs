@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Snapshots that cannot be taken: the guest goes on in its image, and nothing is left behind.
 
-use crate::mount::{LoopDevice, Mount, may_not_mount, run};
+use crate::mount::{LoopDevice, LossyDevice, Mount, may_not_mount, run};
 use crate::rig::Rig;
 use crate::{add, add_raw, guest, image, mark, text};
 use driver::{Device, Request};
@@ -196,4 +196,36 @@ fn a_disk_whose_storage_does_not_answer_keeps_its_image() {
     let mut data = [0; 512];
     device.read(0, &mut data).unwrap();
     assert_eq!(data, [1; 512]);
+}
+
+/// Each FLUSH fails on a disk that has lost a write. In the backing file, or in an overlay, it would succeed.
+#[test]
+fn a_disk_that_has_lost_a_write_stays_where_each_flush_fails() {
+    if may_not_mount() {
+        return;
+    }
+    let disk = LossyDevice::new();
+    run(&["mkfs.ext4", "-q", "-O", "^has_journal", text(&disk.device.path)]);
+    let mount = Mount::of(&disk.device.path);
+    let path = mount.path("a.qcow2");
+    let path = text(&path);
+    let rig = Rig::new();
+    let base = image(&rig, "base.img", "raw");
+    run(&["qemu-img", "create", "-qf", "qcow2", "-F", "raw", "-b", text(&base), path, "16M"]);
+    add(&rig, "a", &format!("--direct off --format qcow2 --allow-backing any --blk-file {path}"));
+    let mut device = guest(&rig, "a");
+    for part in 0..8 {
+        device.write(part * 2048, &vec![1; 1 << 20]).unwrap();
+    }
+    device.flush().unwrap();
+    disk.lose();
+    device.write(6 * 2048, &[2; 4096]).unwrap();
+    device.flush().expect_err("a write without room is durable");
+    disk.mend();
+    for words in ["commit a", "snapshot a --to c.qcow2"] {
+        let line = rig.refused(words, 1);
+        assert!(line.contains("completed writes may be lost"), "{words}: {line}");
+        device.flush().expect_err("the disk forgets that a write was lost");
+    }
+    assert!(!rig.path("c.qcow2").exists());
 }

@@ -3,7 +3,7 @@
 
 use crate::common::{Daemon, Place, USELESS, own_path};
 use crate::loads::write_and_read;
-use crate::mount::{Frozen, LoopDevice, Mount, may_not_mount, run};
+use crate::mount::{Frozen, LossyDevice, Mount, may_not_mount};
 use crate::rig::Rig;
 use driver::{Device, Request};
 use serde_json::Value;
@@ -61,22 +61,17 @@ fn a_failed_sync_refuses_before_anything_stops() {
     if may_not_mount() {
         return;
     }
-    const MIB: usize = 1 << 20;
-    let below = Mount::tmpfs(8);
-    let file = below.path("disk");
-    File::create(&file).unwrap().set_len(64 * MIB as u64).unwrap();
-    let disk = LoopDevice::new(&file);
+    let disk = LossyDevice::new();
     let (rig, mut guest) = with_good_disk();
     rig.ok(&format!(
         "add bad --direct off --data-plane uring --num-queues 1 --socket-path bad.sock --blk-file {}",
-        disk.path.display()
+        disk.device.path.display()
     ));
     let mut full = rig.guest("bad");
-    for n in 0..16 {
-        full.write(n * 2048, &vec![2; MIB]).unwrap();
-    }
-    full.flush().expect_err("16 MiB are durable on 8");
-    run(&["mount", "-o", "remount,size=64M", below.place.path().to_str().unwrap()]);
+    disk.lose();
+    full.write(2048, &[2; 4096]).unwrap();
+    full.flush().expect_err("a write without room is durable");
+    disk.mend();
     refused_untouched(&rig, &mut guest, "a sync of the disk has failed");
     full.flush().expect_err("a refused upgrade forgets that writes were lost");
     drop(full);

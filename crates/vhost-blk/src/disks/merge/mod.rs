@@ -223,6 +223,7 @@ impl<'a> Merging<'a> {
     ) -> Result<Done<'a>, Unfinished> {
         let refused = Unfinished::Refused;
         let (source, plan) = (self.source, self.plan);
+        source.check_writes().map_err(refused)?;
         let act = format!("the end of the commit of the disk {}", self.source.name);
         let no_reload = end.no_reload(self.disks, &act)?;
         let config = self.disks.config_of(source, plan.args(), update_config).map_err(refused)?;

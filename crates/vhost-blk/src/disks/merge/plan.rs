@@ -35,6 +35,7 @@ impl Plan {
         capacity_bytes: u64,
     ) -> Result<Plan, String> {
         source.check_config(update_config)?;
+        source.check_writes()?;
         let image = source.image.qcow2.clone().ok_or(NO_BACKING)?;
         let backing = Arc::clone(image.backing().ok_or(NO_BACKING)?);
         if image.info().read_only {

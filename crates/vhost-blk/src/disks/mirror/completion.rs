@@ -35,6 +35,7 @@ impl Worker {
             Ok(plan.check_name().and_then(|()| copier.check_path()))
         })?
         .map_err(refused)?;
+        self.source.check_writes().map_err(Unfinished::Ended)?;
         end.converge()?;
         // From the look at the configuration to the end, at most DRAIN_MAX and DRAINED_MAX.
         let act = format!("the end of the mirror of the disk {}", self.source.name);
