@@ -13,9 +13,10 @@ use crate::lock::LockError;
 use rustix::fs::{XattrFlags, fgetxattr, fremovexattr, fsetxattr};
 use rustix::io::Errno;
 use std::ffi::OsString;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// The attribute of a backing file, with the path of the overlay.
@@ -92,7 +93,17 @@ pub fn overlay_of(file: &File) -> io::Result<Option<PathBuf>> {
     get(file, OVERLAY)
 }
 
-/// The reason to refuse `file`, which has the name `path`, for writing.
+/// Returns whether the overlay has the mark of one that was merged into `file`: a crash at the end of the merge left
+/// the mark of `file`.
+fn has_merged(overlay: &Path, file: &File) -> io::Result<bool> {
+    let mut path = vec![0; PATH_MAX];
+    let Ok(len) = rustix::fs::getxattr(overlay, MERGED, &mut path[..]) else { return Ok(false) };
+    path.truncate(len);
+    let (own, merged) = (file.metadata()?, fs::metadata(OsString::from_vec(path)));
+    Ok(merged.is_ok_and(|merged| (merged.dev(), merged.ino()) == (own.dev(), own.ino())))
+}
+
+/// The reason to refuse `file`, which has the name `path`, for writing. An overlay that was merged into it is none.
 ///
 /// # Errors
 /// The error of the system call.
@@ -102,8 +113,11 @@ pub fn refusal(file: &File, path: &Path) -> io::Result<Option<Marked>> {
         found => found,
     };
     let path = path.to_owned();
-    if let Some(overlay) = known(get(file, OVERLAY))? {
-        return Ok(Some(Marked::Overlay { path, overlay }));
+    match known(get(file, OVERLAY))? {
+        Some(overlay) if !has_merged(&overlay, file)? => {
+            return Ok(Some(Marked::Overlay { path, overlay }));
+        }
+        _ => {}
     }
     if let Some(backing) = known(get(file, MERGED))? {
         return Ok(Some(Marked::Merged { path, backing }));
@@ -111,13 +125,18 @@ pub fn refusal(file: &File, path: &Path) -> io::Result<Option<Marked>> {
     Ok(known(get(file, MOVED))?.map(|storage| Marked::Moved { path, storage }))
 }
 
-/// As [`refusal`], for a writer that holds the lock. A mark that cannot be read refuses the file, too.
+/// As [`refusal`], for a writer that holds the lock. A mark that cannot be read refuses the file, too. Removes the mark
+/// of an overlay that was merged into it.
 ///
 /// # Errors
 /// [`LockError::MarkUnknown`].
 pub(crate) fn refusal_of_writer(file: &File, path: &Path) -> Result<Option<Marked>, LockError> {
     let unknown = |source| LockError::MarkUnknown { path: path.to_owned(), source };
-    refusal(file, path).map_err(unknown)
+    let found = refusal(file, path).map_err(unknown)?;
+    if found.is_none() && matches!(get(file, OVERLAY), Ok(Some(_))) {
+        remove(file, OVERLAY).map_err(unknown)?;
+    }
+    Ok(found)
 }
 
 /// The mark of a file that is in use, or was not closed properly.

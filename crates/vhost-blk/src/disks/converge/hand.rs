@@ -207,7 +207,7 @@ impl<C: TargetUser> Acts<C> {
     /// Makes a value one that has its end in the thread.
     pub(super) fn there<T: Send + 'static>(&self, value: T) -> There<T> {
         let acts = self.0.clone();
-        let run = Box::new(move |act: Job| {
+        let run = Arc::new(move |act: Job| {
             let act: Act<C> = Box::new(move |_| act());
             let _ = acts.send(act); // without the thread, the storage has answered
         });
@@ -227,7 +227,7 @@ pub(in crate::disks) struct New<T> {
 /// A value whose drop, and whose last act, may wait for the storage. Its owner does not: the thread does that.
 pub(in crate::disks) struct There<T: Send + 'static> {
     value: Option<T>,
-    run: Box<dyn Fn(Job) + Send>,
+    run: Arc<dyn Fn(Job) + Send + Sync>,
 }
 
 impl<T: Send + 'static> There<T> {
@@ -246,6 +246,17 @@ impl<T: Send + 'static> There<T> {
         // The owner may have gone.
         (self.run)(Box::new(move || drop(reply.send(act(value)))));
         answer.recv_timeout(patience).ok()
+    }
+
+    /// As [`There::act`], with a value that takes the place of this one.
+    pub(in crate::disks) fn then<U: Send + 'static, E: Send + 'static>(
+        self,
+        act: impl FnOnce(T) -> Result<U, E> + Send + 'static,
+        patience: Duration,
+    ) -> Option<Result<There<U>, E>> {
+        let run = Arc::clone(&self.run);
+        let done = self.act(act, patience)?;
+        Some(done.map(|value| There { value: Some(value), run }))
     }
 }
 

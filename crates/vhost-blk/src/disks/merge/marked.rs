@@ -23,15 +23,13 @@ impl Marked {
     /// Removes the mark.
     ///
     /// # Errors
-    /// Cause and remedy; the file has its mark.
+    /// The cause; the file has its mark.
     pub(super) fn remove(self) -> Result<Unmarked, String> {
         let unmarked = Unmarked(Some(self));
         let Some(Marked { backing, overlay: Some(_) }) = &unmarked.0 else { return Ok(unmarked) };
         match backing.unmark() {
             Ok(()) => Ok(unmarked),
-            Err(error) => Err(format!(
-                "a mark cannot be removed: {error}; check the file system and the permissions"
-            )),
+            Err(error) => Err(format!("the mark of the backing file cannot be removed: {error}")),
         }
     }
 }

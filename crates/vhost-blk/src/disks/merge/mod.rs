@@ -8,8 +8,8 @@
 //! | 2. wrappers note the parts that the guest changes; everything is copied, then the changed parts, as long as each pass leaves half of them at most | the same |
 //! | 3. a brake makes the changes few ([`backend::wrap::Brake`]), and they are copied durably | the same |
 //! | 4. the queues are drained, the rest is copied, the backing file is synced and opened | the same |
-//! | 5. the mark of the backing file is removed | both have the content of the disk |
-//! | 6. the image gets the mark of a merged one | the image is not served for writing |
+//! | 5. the image gets the mark of a merged one | the image is not served for writing, and the mark of the backing file means nothing any more ([`backend::mark`]) |
+//! | 6. the mark of the backing file is removed | the same |
 //! | 7. the new configuration file takes the place of the old one | the next start serves the backing file |
 //! | 8. the guest goes on in the backing file | the same |
 //!
@@ -317,8 +317,7 @@ struct Change {
 }
 
 impl Change {
-    /// Waits for the backing file, which has everything then, and no mark. If it hangs, the guest goes on in
-    /// the image.
+    /// Waits for the backing file, which has everything then. If it hangs, the guest goes on in the image.
     fn prepare(self, acts: &Acts<Copier>, new: &Sender<New>) -> Result<Replacement, String> {
         let (args, marked) = (self.args.clone(), self.marked.clone());
         let open = move |copier: Copier| {
@@ -328,38 +327,52 @@ impl Change {
             let identity = identity(&marked.backing)?;
             let from = From::Locked { identity, first_bytes: None, known };
             let opened = disk::open(&args, from, LockWait::No);
-            Ok((opened.map_err(|failure| failure.to_string())?, marked.remove()?))
+            Ok((opened.map_err(|failure| failure.to_string())?, marked))
         };
         let brake = Arc::clone(&self.state.brake);
-        let (opened, unmarked) = Convergence::last(acts, brake, open).wait(&self.name)?;
+        let (opened, marked) = Convergence::last(acts, brake, open).wait(&self.name)?;
         let layers = Arc::clone(&self.layers);
-        replacement(opened, &layers, new, Box::new(move || self.commit(unmarked)))
+        replacement(opened, &layers, new, Box::new(move || self.commit(marked)))
     }
 
-    /// Marks the image, and replaces the configuration file.
-    fn commit(self, unmarked: There<Unmarked>) -> Result<(), String> {
+    /// Marks the image in place of the backing file, and replaces the configuration file.
+    fn commit(self, marked: There<Marked>) -> Result<(), String> {
         let Change { top, backing_path, config, state, .. } = self;
         state.begin_move()?;
-        let marked = top.mark_merged(&backing_path);
-        let marked = marked.map_err(|error| format!("the image cannot be marked: {error}"));
-        match marked.and_then(|marked| config.map_or(Ok(()), |config| config.replace(marked))) {
+        let is_marked = top
+            .mark_merged(&backing_path)
+            .map_err(|error| restored(&state, &top, None, format!("{CANNOT_MARK}: {error}")))?;
+        let unmarked = marked.then(Marked::remove, STUCK).unwrap_or_else(|| Err(HANGS.to_owned()));
+        let unmarked = unmarked.map_err(|told| restored(&state, &top, None, told))?;
+        match config.map_or(Ok(()), |config| config.replace(is_marked)) {
             Ok(()) => {
                 unmarked.into_inner().into_iter().for_each(Unmarked::keep);
                 Ok(())
             }
-            Err(told) => {
-                state.ends();
-                let hangs = || Some(io::Error::other("the backing file does not answer"));
-                let of_image = top.unmark_merged().err();
-                let of_backing =
-                    unmarked.act(Unmarked::restore, STUCK).map_or_else(hangs, Result::err);
-                Err(match of_image.or(of_backing) {
-                    None => format!("{told}; check the file system and the permissions"),
-                    Some(error) => format!(
-                        "{told}, and the marks of the files are not restored: {error}; repeat the command"
-                    ),
-                })
-            }
+            Err(told) => Err(restored(&state, &top, Some(unmarked), told)),
         }
+    }
+}
+
+const CANNOT_MARK: &str = "the image cannot be marked";
+const HANGS: &str = "the backing file does not answer";
+
+/// Gives both files the marks of before: the guest goes on in the image. Returns the cause `told` with the remedy.
+fn restored(
+    state: &MergeState,
+    top: &ImageFile,
+    unmarked: Option<There<Unmarked>>,
+    told: String,
+) -> String {
+    state.ends();
+    // The backing file first: without its mark, the image is the only marked one.
+    let hangs = || Err(io::Error::other(HANGS));
+    let of_backing =
+        unmarked.map_or(Ok(()), |it| it.act(Unmarked::restore, STUCK).unwrap_or_else(hangs));
+    match of_backing.and(top.unmark_merged()) {
+        Ok(()) => format!("{told}; check the file system and the permissions"),
+        Err(error) => format!(
+            "{told}, and the marks of the files are not restored: {error}; repeat the command"
+        ),
     }
 }
