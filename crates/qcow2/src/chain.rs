@@ -7,6 +7,7 @@ use crate::header::{self, Header};
 use crate::places::Places;
 use crate::storage::{Log, Store};
 use crate::{AllowBacking, Qcow2Error};
+use backend::file::place;
 use imago::format::drivers::FormatDriverInstance;
 use imago::qcow2::Qcow2;
 use imago::raw::Raw;
@@ -50,6 +51,7 @@ pub(crate) fn follow_by(
     let mut seen = Vec::new();
     let mut next = Some((path.to_owned(), is_qcow2));
     while let Some((path, is_qcow2)) = next.take() {
+        let named_by = links.last().map(|link| link.path.clone());
         let failed = |source| Qcow2Error::Image { path: path.clone(), source };
         // Before it is opened: an open of a pipe waits.
         let no_file = || refuse(&path, "it is no regular file", "copy it to a file");
@@ -71,6 +73,13 @@ pub(crate) fn follow_by(
             return Err(too_long(&path));
         }
         seen.push(identity);
+        if let (Some(image), AllowBacking::SameDir) = (named_by, allow) {
+            // The name may lead to another file than at the check of the name.
+            let real = fs::read_link(place(&file)).map_err(failed)?;
+            if !is_beside(&real, &image).map_err(failed)? {
+                return Err(Qcow2Error::Backing { path: image, backing: path });
+            }
+        }
         let header = is_qcow2.then(|| header::read(&path, &file)).transpose()?;
         if let Some((name, format)) = header.as_ref().and_then(|header| header.backing.clone()) {
             next = Some(backing(&path, &name, format.as_deref(), allow)?);
@@ -120,6 +129,15 @@ pub(crate) fn follow_open(
     }
 }
 
+/// Returns whether a file is in the directory of the image at `image`. `real` is its path without links.
+fn is_beside(real: &Path, image: &Path) -> io::Result<bool> {
+    let directory = match image.parent() {
+        Some(directory) if !directory.as_os_str().is_empty() => directory.canonicalize()?,
+        _ => Path::new(".").canonicalize()?,
+    };
+    Ok(real.parent() == Some(&*directory))
+}
+
 /// Path of the backing file, and whether it is qcow2.
 fn backing(
     path: &Path,
@@ -127,18 +145,8 @@ fn backing(
     format: Option<&str>,
     allow: AllowBacking,
 ) -> Result<(PathBuf, bool), Qcow2Error> {
-    let directory = path.parent().unwrap_or(Path::new("."));
     let backing = beside(path, name);
-    let is_beside = || -> io::Result<bool> {
-        let real = |path: &Path| {
-            if path.as_os_str().is_empty() {
-                Path::new(".").canonicalize()
-            } else {
-                path.canonicalize()
-            }
-        };
-        Ok(real(&backing)?.parent() == Some(&*real(directory)?))
-    };
+    let is_beside = || is_beside(&backing.canonicalize()?, path);
     let is_allowed = match allow {
         AllowBacking::Off => false,
         AllowBacking::SameDir => {

@@ -3,7 +3,7 @@
 
 use crate::chain::{self, follow_by};
 use crate::check::check;
-use crate::{AllowBacking, Qcow2Disk, Qcow2Options};
+use crate::{AllowBacking, Qcow2Disk, Qcow2Error, Qcow2Options};
 use backend::conformance::{MakeEngine, Rig, SyncEngine, TestEngine};
 use backend::file::place;
 use backend::mark::{self, InUse};
@@ -81,4 +81,23 @@ fn a_chain_has_the_files_that_were_opened_for_it() {
         access.read(&mut found[..], at).expect("content");
         assert_eq!(found, [byte; 4096]);
     }
+}
+
+/// The name of the backing file becomes a link between the look at it and its opening.
+#[test]
+fn a_backing_file_that_becomes_a_link_to_another_directory_is_refused() {
+    let (directory, elsewhere) = (images(&[("a.qcow2", 1)]), images(&[]));
+    let (directory, secret) = (directory.path(), elsewhere.path().join("base.raw"));
+    let mut files = Vec::new();
+    let opened =
+        follow_by(&directory.join("a.qcow2"), true, AllowBacking::SameDir, &mut |number, path| {
+            if number == 1 {
+                fs::remove_file(path).expect("a backing file");
+                std::os::unix::fs::symlink(&secret, path).expect("a link");
+            }
+            files.push(File::open(path).expect("it opens"));
+            Ok(place(&files[number]))
+        });
+    let refused = opened.expect_err("a file of another directory");
+    assert!(matches!(refused, Qcow2Error::Backing { .. }), "{refused}");
 }
