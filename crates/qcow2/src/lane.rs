@@ -168,7 +168,8 @@ impl Qcow2Lane {
                 return step;
             }
         }
-        match io.durable && io.writes() && self.user.versions().need_sync() {
+        let is_durable = io.durable && io.writes() && self.user.versions().need_sync();
+        match io.kind == IoKind::Flush || is_durable {
             true => self.sync(io, slot, engine),
             false => Step::Done(Ok(())),
         }
