@@ -109,7 +109,12 @@ impl NewConfig {
         let told = failed(error);
         match present.into_temp_path().persist(&path) {
             Ok(()) => Err(told),
-            Err(why) => Err(format!("{told}, nor restored: {}", why.error)),
+            // The file names the new storage, in which the guest goes on then.
+            Err(why) => {
+                let path = path.display();
+                tracing::error!(error = told, %why, %path, "not restored: check its file system, and see that it stays as it is");
+                Ok(())
+            }
         }
     }
 }
