@@ -53,6 +53,17 @@ pub enum ResizeError {
         /// Logical block size in bytes.
         block: u32,
     },
+    /// The format of the image has no room for this size.
+    #[error(
+        "the image can have at most {most} bytes, and {wanted} are wanted; give a smaller size, or convert the \
+         image to raw or to larger clusters"
+    )]
+    TooLarge {
+        /// The wanted size in bytes.
+        wanted: u64,
+        /// The largest size in bytes.
+        most: u64,
+    },
     /// The size of a block device is not the daemon's to choose.
     #[error(
         "the block device has {present} bytes, and {wanted} are wanted; enlarge the device itself \

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Creates qcow2 images that [`crate::Qcow2Disk`] accepts.
 
-use crate::header::{L1_ENTRIES_MAX, SIZE_MAX};
+use crate::header::size_max;
 use crate::{AllowBacking, Qcow2Error, chain};
 use imago::format::PreallocateMode;
 use imago::qcow2::Qcow2;
@@ -75,8 +75,7 @@ impl NewImage {
                 "clusters of {cluster} bytes are not possible; give a power of 2 from 4K to 2M"
             ));
         }
-        // An entry of the L1 table covers a table of 8-byte entries for clusters.
-        let size_max = SIZE_MAX.min(u64::from(L1_ENTRIES_MAX) * (cluster / 8) * cluster);
+        let size_max = size_max(cluster);
         if !(512..=size_max).contains(&self.size_bytes) || !self.size_bytes.is_multiple_of(512) {
             return Err(format!(
                 "a disk of {} bytes is not possible with clusters of {cluster} bytes; give a \

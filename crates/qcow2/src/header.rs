@@ -9,9 +9,15 @@ use std::path::Path;
 pub use crate::fields::{MAGIC, is_qcow2};
 
 /// Largest virtual size: file offsets of the disk stay far from overflow.
-pub(crate) const SIZE_MAX: u64 = 1 << 60;
+const SIZE_MAX: u64 = 1 << 60;
 /// Largest L1 table in entries (32 MiB, as QEMU).
 pub(crate) const L1_ENTRIES_MAX: u32 = 4 << 20;
+
+/// Largest virtual size with clusters of so many bytes. An entry of the L1 table covers a table of 8-byte entries for
+/// clusters.
+pub(crate) fn size_max(cluster_bytes: u64) -> u64 {
+    SIZE_MAX.min(u64::from(L1_ENTRIES_MAX) * (cluster_bytes / 8) * cluster_bytes)
+}
 
 /// The facts of a header that the crate needs.
 #[derive(Clone, Debug, PartialEq, Eq)]

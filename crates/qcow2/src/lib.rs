@@ -414,6 +414,10 @@ impl Disk for Qcow2Disk {
         if !wanted.is_multiple_of(block.into()) {
             return Err(ResizeError::PartOfBlock { wanted, block });
         }
+        let most = header::size_max(self.cluster_bytes);
+        if wanted > most {
+            return Err(ResizeError::TooLarge { wanted, most });
+        }
         if self.info.read_only {
             return Err(ResizeError::ReadOnly);
         }

@@ -69,6 +69,21 @@ fn a_new_cluster_in_the_place_of_freed_data_has_none_of_it() {
     assert!(content(&path) == expected);
 }
 
+/// A disk cannot shrink: no next start would serve it.
+#[test]
+fn a_disk_does_not_grow_to_a_size_that_the_next_start_refuses() {
+    for (cluster, most) in [("cluster_size=4k", 8 << 40), ("cluster_size=2M", 1 << 60)] {
+        let directory = directory();
+        let path = image(&directory, 4, cluster);
+        let disk = open(&path).expect("it opens");
+        let too_large = disk.resize(Some(most + 512)).expect_err("a larger size").to_string();
+        assert!(too_large.contains(&format!("at most {most} bytes")), "{too_large}");
+        disk.resize(Some(64 * MIB)).expect("it grows");
+        drop(disk);
+        open(&path).expect("it opens again");
+    }
+}
+
 #[test]
 fn a_discard_of_written_data_gives_its_space_back() {
     let directory = directory();
