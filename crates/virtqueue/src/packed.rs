@@ -100,6 +100,33 @@ impl PackedQueue {
         Ok(Some(head))
     }
 
+    /// Moves the queue to the used position of a previous owner, which had so many descriptors in flight. Its used
+    /// entries of a batch that it did not publish become available again: the driver would take them as soon as this
+    /// queue has used the entries before.
+    pub(crate) fn resume(&mut self, used: Position, descs: usize) {
+        self.next_used = used;
+        self.next_avail = used;
+        for _ in 0..descs {
+            self.take_back(self.next_avail);
+            self.next_avail.advance(1, self.size);
+        }
+    }
+
+    /// Makes the entry at `at` available, if it was written as used. The driver has not come that far.
+    fn take_back(&mut self, at: Position) {
+        if !self.was_used_at(at) {
+            return;
+        }
+        let offset = usize::from(at.offset) * 16 + FLAGS_OFFSET;
+        let flags = self.desc.load_u16(offset, Ordering::Relaxed) & !(DESC_F_AVAIL | DESC_F_USED);
+        let available = if at.wrap { DESC_F_AVAIL } else { DESC_F_USED };
+        // The release in `publish` orders this for the driver.
+        self.desc.store_u16(offset, flags | available, Ordering::Relaxed);
+        if let Some(log) = &self.log {
+            log.mark(self.desc.guest_addr(offset), 2);
+        }
+    }
+
     pub(crate) fn take_resubmitted(
         &mut self,
         descs: &[Desc],

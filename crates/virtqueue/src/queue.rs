@@ -179,13 +179,11 @@ impl VirtQueue {
                 queue.seen_avail = queue.next_avail;
             }
             Ring::Packed(queue) => {
-                queue.next_used = Position::from_bits(used_index);
-                queue.next_avail = queue.next_used;
-                for again in taken {
-                    if let Resubmit::Packed { descs } = again {
-                        queue.next_avail.advance(descs.len() as u16, queue.size);
-                    }
-                }
+                let descs = taken.iter().map(|again| match again {
+                    Resubmit::Packed { descs } => descs.len(),
+                    Resubmit::Split { .. } => 0,
+                });
+                queue.resume(Position::from_bits(used_index), descs.sum());
             }
         }
     }

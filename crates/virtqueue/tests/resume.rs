@@ -11,6 +11,8 @@ use virtqueue::{Chain, Layout, Resubmit, RingFault, RingSetup, VirtQueue};
 const NEXT: u16 = 1;
 const WRITE: u16 = 2;
 const INDIRECT: u16 = 4;
+const AVAIL: u16 = 1 << 7;
+const USED: u16 = 1 << 15;
 
 fn split(arena: &Arena, used_idx: u16) -> VirtQueue {
     let areas = common::split_areas(8);
@@ -75,6 +77,51 @@ fn packed_queue_goes_on_behind_the_descriptors_taken_before() {
     assert_eq!(queue.base(), 0x8005_0004);
 }
 
+/// The first owner has pushed a batch and dies before it publishes that. The driver finds no entry of it behind one of
+/// the next owner, in either lap.
+#[test]
+fn packed_entries_of_a_batch_that_was_not_published_become_available_again() {
+    const SIZE: u16 = 7;
+    for base in [0x8000_8000_u32, 0x8005_8005, 0x0002_0002] {
+        let arena = Arena::new();
+        let setup = arena.setup(Layout::Packed, SIZE, [RINGS, RINGS + 0x1000, RINGS + 0x2000]);
+        let start = || VirtQueue::start(&RingSetup { base, ..setup.clone() }).unwrap();
+        let position = |at: u16| {
+            let offset = (base as u16 & 0x7fff) + at;
+            (offset % SIZE, (base & 0x8000 != 0) ^ (offset >= SIZE))
+        };
+        let is_used = |at: u16| {
+            let (offset, wrap) = position(at);
+            let flags = arena.read_u16(RINGS + u64::from(offset) * 16 + 14);
+            (flags & AVAIL != 0, flags & USED != 0) == (wrap, wrap)
+        };
+        let again: Vec<_> = (0..4)
+            .map(|id| {
+                let (offset, wrap) = position(id);
+                let flags = WRITE | if wrap { AVAIL } else { USED };
+                arena.write_desc(RINGS, offset, (LOW, 512), id, flags);
+                Resubmit::Packed { descs: vec![desc(LOW, 512, id, flags)] }
+            })
+            .collect();
+        let mut chain = Chain::default();
+        let mut first = start();
+        for _ in 0..4 {
+            let head = first.take(&mut chain).unwrap().expect("an available chain");
+            first.push_used(head, 512);
+        }
+        assert_eq!([0, 1, 2, 3].map(is_used), [false, true, true, true], "{base:#x}");
+        drop(first);
+        let mut next = start();
+        next.resume((base >> 16) as u16, &again);
+        for used in 0..4_usize {
+            let head = next.take_resubmitted(&again[3 - used], &mut chain).unwrap();
+            next.push_used(head, 512);
+            next.publish();
+            assert_eq!([0, 1, 2, 3].map(is_used), [0, 1, 2, 3].map(|at| at <= used), "{base:#x}");
+        }
+    }
+}
+
 #[test]
 fn packed_chain_is_taken_again_from_its_copy_not_from_the_ring() {
     let arena = Arena::new();
@@ -126,8 +173,6 @@ fn chain_of_the_other_layout_is_a_fault() {
 
 #[test]
 fn packed_entry_counts_as_used_also_after_the_driver_made_it_available_again() {
-    const AVAIL: u16 = 1 << 7;
-    const USED: u16 = 1 << 15;
     const FIRST_LAP: u16 = 0x8000; // offset 0, wrap counter 1
     let arena = Arena::new();
     let queue = packed(&arena);
@@ -148,8 +193,6 @@ fn packed_entry_counts_as_used_also_after_the_driver_made_it_available_again() {
 /// direct descriptors at the end of a lap only the first entry is marked as used.
 #[test]
 fn packed_ring_that_wrapped_to_the_start_is_no_new_one() {
-    const AVAIL: u16 = 1 << 7;
-    const USED: u16 = 1 << 15;
     let arena = Arena::new();
     let areas = [RINGS, RINGS + 0x1000, RINGS + 0x2000];
     let base = || VirtQueue::start(&arena.setup(Layout::Packed, 8, areas)).unwrap().base();
