@@ -30,6 +30,8 @@ all the same=still, anyway
 be about to=is going to
 (is|are|was|were) to be had=is available
 that of (one|those) (that|who)=name the thing
+(is|are|was|were|be|been) told=report, log, notify: name the actor
+tells? of=report
 PHRASES
 
 # Each line of the input as `NUMBER<tab>TEXT`, comments only; an empty TEXT separates two comments.

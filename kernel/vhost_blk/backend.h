@@ -28,7 +28,7 @@
  * @dead: the block device was removed; set once. vhost_blk_dead_work() takes each vq.mutex after
  *	that, so a run of the loop that begins later sees it
  * @iocb_flags: of @file when it was attached; the owner may change them later
- * @wb_err: write-back errors of @file that an earlier backend was told of
+ * @wb_err: write-back errors of @file that an earlier backend has reported
  * @sync_error: errno of the first failed sync of @file; every later FLUSH fails with it
  * @dead_work: releases a removed block device
  * @lock: serialises its release with its open and its readers

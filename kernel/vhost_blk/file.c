@@ -207,9 +207,9 @@ int vhost_blk_file_zero(struct vhost_blk_req *req, loff_t pos, loff_t len)
  * vhost_blk_flush_file - sync a file; may sleep
  * @be: the backend, a regular file
  *
- * An fsync tells of a lost write once, and the page counts as clean from then on. So a file whose
- * sync failed has no successful FLUSH any more; be->wb_err finds failures that somebody else was
- * told of, too: a durable write, or another program's fsync.
+ * fsync() reports a lost write once for each open file, and the page counts as clean from then on.
+ * So a file whose sync failed has no successful FLUSH any more. be->wb_err also finds failures that
+ * another caller got: a durable write, or another program's fsync().
  *
  * Return: 0, or a negative errno.
  */

@@ -31,7 +31,7 @@
 #define VHOST_BLK_LIMIT_BURST_MIN	10
 /* Largest cost of a request, and longest sleep, in seconds: two years. */
 #define VHOST_BLK_LIMIT_COST_MAX	(1ULL << 26)
-/* Longest sleep, in nanoseconds, for shared limits: no event tells of a change by the owner. */
+/* Longest sleep, in nanoseconds, for shared limits: no event reports a change by the owner. */
 #define VHOST_BLK_LIMIT_RELOOK		(100 * NSEC_PER_MSEC)
 /* Attempts to advance a clock: the owner may change a shared one all the time. */
 #define VHOST_BLK_LIMIT_TRIES		16

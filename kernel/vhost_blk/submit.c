@@ -284,7 +284,7 @@ int vhost_blk_submit(struct vhost_blk_queue *q, const struct vhost_blk_chain *ch
 		vhost_blk_put_back_chain(q, req);
 		return -EAGAIN;
 	}
-	/* A failure of the storage is told, and may halt the device: then it is not answered. */
+	/* Report a failure to the owner. If it halts the device, the request gets no status. */
 	req->refused = !vhost_blk_storage_failed(req, err);
 	q->stats.refused += req->refused;
 	vhost_blk_end_io(req, err);

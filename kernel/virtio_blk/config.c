@@ -355,12 +355,11 @@ static void virtblk_write_wce(struct virtblk *blk, bool write_back)
 }
 
 /*
- * Changes the mode of the device's cache. On the way to write back the disk has flushes first: the
- * block layer drops them for a disk without a cache, and freezing waits for writes without flushes
- * before the device changes. Not covered is a FUA write that the block layer holds back meanwhile,
- * because the queue is frozen: whoever needs it must not change the mode at the same time. On the
- * way to write through the disk has flushes longest, and one more follows for the data in the
- * cache.
+ * Changes the mode of the device's cache. To write back: enables flushes in the block layer, which
+ * drops them for a disk without a cache; freezes the queue, which waits for writes without flushes;
+ * then changes the device. To write through: changes the device, disables flushes last, and issues
+ * one more for the data in the cache. Exception: a FUA write that the block layer holds while the
+ * queue is frozen may lose its flush; the administrator does not change the mode during such writes.
  */
 static int virtblk_change_cache(struct virtblk *blk, bool write_back)
 {

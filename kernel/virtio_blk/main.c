@@ -263,7 +263,7 @@ static void virtblk_scan(struct virtio_device *vdev)
 	mutex_unlock(&blk->vdev_mutex);
 	/* A ring may have broken before, without any request. */
 	queue_work(virtblk_wq, &blk->abort_work);
-	/* Not before: a device that was not started does not tell of changes. */
+	/* Not before: a device that was not started reports no changes. */
 	virtblk_update_capacity(blk, false);
 	err = device_add_disk(&vdev->dev, blk->disk, virtblk_attr_groups);
 	if (err) {

@@ -181,9 +181,9 @@ fn a_failed_sync_is_never_forgotten_on_any_lane() {
     let (_, token) = bench.engine.take_one();
     let mut failing = command(IoKind::Flush, 0);
     assert!(is_sync(bench.started(&mut failing)));
-    assert_ne!(bench.lane.files()[2], other.files()[2], "each open file is told of the error once");
+    assert_ne!(bench.lane.files()[2], other.files()[2], "each open file gets the error once");
     assert_eq!(bench.event(&mut failing, -libc::EIO), FAILED(libc::EIO));
-    // One that ran meanwhile was told of success by the kernel, and is not believed.
+    // The kernel reported success for one that ran meanwhile, which does not count.
     assert_eq!(other.event(&mut running, token, 0, &mut bench.engine), FAILED(libc::EIO));
     for _ in 0..2 {
         let mut again = command(IoKind::Flush, 0);

@@ -62,7 +62,7 @@ pub struct HealthReport {
     pub stalls: u64,
     /// Number of failed requests, by the number of their [`FailureKind`].
     pub failures: [u64; FailureKind::ALL.len()],
-    /// The failure that was told last, and its time.
+    /// The failure that was reported last, and its time.
     pub last_failure: Option<(StorageFailure, SystemTime)>,
 }
 
@@ -290,7 +290,7 @@ impl Health {
         self.halt(kind, error);
     }
 
-    /// Halts the disk because a request of this kind has failed. Only the first failure is told.
+    /// Halts the disk because a request of this kind has failed. Only the first failure is reported.
     pub(crate) fn halt(&self, kind: Kind, error: IoError) {
         let reason = {
             let mut report = self.lock();
@@ -320,7 +320,7 @@ impl Health {
         }
     }
 
-    /// Counts and tells failed requests. Returns what was told: the first one of a second.
+    /// Counts failed requests, and reports the first one of a second, which it returns.
     pub(crate) fn count(&self, failure: StorageFailure) -> Option<StorageFailure> {
         let told = {
             let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);

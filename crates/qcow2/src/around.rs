@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The places around a question, which a lane is about to ask for, too.
+//! The places around a question, for which a lane will ask next.
 //!
-//! `imago` tells a run of clusters at a time, and loads the whole L2 table for it. So an image that is guarded is asked
-//! for the entries themselves: those of clusters without a change since the last commit are in the file. `imago` tells
-//! the others, and what a backing file has.
+//! `imago` returns one run of clusters for a call, and loads the whole L2 table for it. So the L2 entries of a guarded
+//! image are read from the file, but for clusters with a change since the last commit. `imago` maps these, and the
+//! backing files.
 
 use crate::entry::{COMPRESSED, EXCLUSIVE, Entry, RESERVED, ZERO};
 use crate::extents::{Extent, ZEROES};

@@ -271,7 +271,7 @@ fn identity(file: &File) -> io::Result<(u64, u64)> {
     Ok((found.dev(), found.ino()))
 }
 
-/// Reads data at the start of a range, at most `max` bytes of it, or tells of a hole there.
+/// Reads data at the start of a range, at most `max` bytes of it, or reports a hole there.
 fn read(stored: &Stored, range: Range<u64>, max: u64, buffer: &mut Vec<u8>) -> io::Result<Piece> {
     let Stored { file, holes } = stored;
     let data = holes.first_data(file, range.clone())?;

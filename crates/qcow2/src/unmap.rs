@@ -61,8 +61,8 @@ impl Discarded {
         }
     }
 
-    /// Keeps the places of a range that somebody knows from now on, at the start of an extent. Returns the
-    /// extent up to the next place that is about to be freed.
+    /// Notes again the places of `used`, which a lane knows from now on, in place of freeing them. Returns `extent`,
+    /// which begins with them, up to the next place that waits to be freed.
     fn keep(&mut self, extent: Extent, used: Range<u64>) -> Extent {
         if self.leaving.is_empty() {
             return extent;

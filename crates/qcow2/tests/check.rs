@@ -156,7 +156,7 @@ fn leaks_of_a_damaged_image_stay() {
 #[test]
 fn a_lost_refcount_block_is_an_error() {
     let directory = directory();
-    let path = image(&directory, 6, "cluster_size=4k"); // without data, no flag tells of the loss
+    let path = image(&directory, 6, "cluster_size=4k"); // without data, no flag shows the loss
     let file = File::options().read(true).write(true).open(&path).expect("it opens");
     let mut table = [0; 8];
     file.read_exact_at(&mut table, 48).expect("the place of the refcount table");

@@ -116,7 +116,7 @@ impl Events {
         }
     }
 
-    /// Tells of an upgrade of the program: its versions, and the microseconds without a queue. Its subscribers have
+    /// Reports an upgrade of the program: its versions, and the microseconds without a queue. Its subscribers have
     /// lost their connections: without one, the event is kept for the next.
     pub fn tell_upgraded(&self, from: &str, to: &str, pause_us: u64) {
         let event = json!({

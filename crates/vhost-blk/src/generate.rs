@@ -128,7 +128,7 @@ fn value_of(option: &Arg) -> String {
     }
 }
 
-/// A default that is computed is told at the end of the help text as `[default: ...]`.
+/// The help text ends with a computed default as `[default: ...]`.
 fn default_and_meaning(option: &Arg) -> (String, String) {
     let help = option.get_help().map(ToString::to_string).unwrap_or_default().replace('|', "\\|");
     if let Some((meaning, default)) = help.split_once(" [default: ") {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Streams of messages to clients of the control socket.
 //!
-//! Each subscriber has a ring of its own with a bound. A slow subscriber loses messages and is told
+//! Each subscriber has a ring of its own with a bound. A slow subscriber loses messages and learns
 //! their number; it delays no disk.
 
 use rustix::event::{EventfdFlags, eventfd};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The image's lock at the daemon's end: given up by one that is told to stop, waited for after one
+//! The image's lock at the daemon's end: given up by one that is ordered to stop, waited for after one
 //! that was killed.
 
 mod common;

@@ -24,7 +24,7 @@ const VERSION: u32 = 1;
 #[derive(Debug, Default)]
 pub(crate) struct BackendChannel {
     channel: Option<File>,
-    /// The capacity in sectors that the front-end has read, or was told to read.
+    /// The capacity in sectors that the front-end has read, or has a message to read.
     known_sectors: Option<u64>,
 }
 
@@ -49,7 +49,7 @@ impl BackendChannel {
         self.known_sectors = Some(capacity_sectors);
     }
 
-    /// The configuration space has changed: the front-end has to be told.
+    /// Marks the configuration space as changed, so that the next flush notifies the front-end.
     pub(crate) fn knows_nothing(&mut self) {
         self.known_sectors = None;
     }
@@ -67,7 +67,7 @@ impl BackendChannel {
 }
 
 impl Session<'_> {
-    /// Returns whether the front-end has to be told of the capacity.
+    /// Returns whether the front-end needs a message about the capacity.
     pub(crate) fn owes_config_change(&self) -> bool {
         let can_be_told = self.backend_channel.channel.is_some()
             && self.has_protocol(VhostUserProtocolFeatures::CONFIG)

@@ -100,7 +100,7 @@ pub struct Device {
     image_lock: Option<FollowedLock>,
     /// Receives commands of an operator, after [`Device::control`].
     mailbox: Option<Mailbox>,
-    /// Is told of each change, after [`Device::observe`].
+    /// Gets each change, after [`Device::observe`].
     observer: Option<Observer>,
     /// Signalled by all queues at a ring fault, if there is an observer.
     faults: Option<File>,

@@ -61,7 +61,7 @@ fn write_and_read(device: &mut Device, n: u64) {
     }
 }
 
-/// The copy has everything that the guest was told is written, so that the queues were drained.
+/// The copy has each write that was completed, so that the queues were drained.
 #[test]
 fn a_copy_takes_the_place_of_the_storage_again_and_again_under_load() {
     if skip_on_kernel("its images are on the disk of the build") {

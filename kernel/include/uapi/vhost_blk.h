@@ -309,8 +309,8 @@ struct vhost_blk_options {
  *	aligned (EINVAL), or 0: keep no track
  *
  * The module marks a chain in the region before it starts to work on it and clears the mark after
- * its used entry is visible, as the vhost-user protocol says, so that whoever serves the ring
- * after this process died can find what was in flight.
+ * its used entry is visible, as the vhost-user protocol says, so that the next owner of the ring
+ * finds the requests that were in flight when this process died.
  */
 struct vhost_blk_inflight {
 	__u32 index;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* Drivers are told before and after the transport resets a device. */
+/* The bus calls a driver before and after the transport resets its device. */
 #include <linux/virtio.h>
 
 void probe(struct virtio_driver *driver, int (*prepare)(struct virtio_device *vdev));

@@ -59,7 +59,7 @@ impl Baseline {
     }
 
     /// Reads the earlier runs, if any are named. Called before the measurement, so that a file that
-    /// cannot be read is told at once. A file of kept goals need not exist.
+    /// cannot be read is reported at once. A file of kept goals need not exist.
     ///
     /// # Errors
     /// A file cannot be read, or is none of this program's.

@@ -64,7 +64,7 @@ fn reason_to_skip(why: &anyhow::Error) -> Option<&Skip> {
 }
 
 /// The exit status of a program that ran `name`. A failure, or with [`Skip`] at its root the reason
-/// not to run, is told.
+/// not to run, is reported.
 pub fn exit_code(name: &str, outcome: Result<()>) -> ExitCode {
     let Err(why) = outcome else { return ExitCode::SUCCESS };
     match reason_to_skip(&why) {

@@ -35,7 +35,8 @@ struct Teller {
     device: VhostBlk,
     disk: Arc<dyn Disk>,
     health: Arc<Health>,
-    /// Held from the fetch to the end of the telling: after a call, all earlier failures are told.
+    /// Held from the fetch of failures until their events are sent: when `tell` returns, all earlier failures have been
+    /// reported.
     turn: Mutex<()>,
 }
 
@@ -58,7 +59,7 @@ impl FailureWatch {
         let (running, ended) = mpsc::channel();
         let (waited, device) =
             (event.try_clone().map_err(failed)?, device.try_clone().map_err(failed)?);
-        // A halt is told at once. Failures that do not halt then cost a call of the module each.
+        // Without an interval, so that a halt is reported at once. Each failure that does not halt costs an ioctl.
         let interval = if health.can_halt() { Duration::ZERO } else { INTERVAL };
         let teller = Arc::new(Teller { device, disk, health, turn: Mutex::default() });
         let told = Arc::clone(&teller);
@@ -190,7 +191,7 @@ mod tests {
         abi::Failure { kinds, count: 3, sector, error: error as u32, ..abi::Failure::default() }
     }
 
-    /// A disk that counts the failed syncs that it is told of.
+    /// A disk that counts the reports of failed syncs.
     #[derive(Default)]
     struct Told(AtomicU32);
 

@@ -71,7 +71,7 @@ pub(super) fn check(device: &VhostBlk) -> Result<(), KernelError> {
 fn watch(watches: &mut Watches, device: &VhostBlk, health: &Health, ended: &mpsc::Receiver<()>) {
     loop {
         if let Err(error) = watches.look(monotonic(), |queue| device.oldest(queue), health) {
-            tracing::warn!(%error, "no stall of the kernel's queues is told any more");
+            tracing::warn!(%error, "cannot read the age of requests from the module: stalls of this disk are no longer reported");
             return;
         }
         let next = watches.due_in(monotonic());

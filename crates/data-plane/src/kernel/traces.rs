@@ -265,7 +265,7 @@ mod tests {
         while !module.ran_dry.load(Ordering::Relaxed) {
             std::thread::yield_now();
         }
-        // No event tells of this one.
+        // There is no event for this one.
         module.records.lock().unwrap().push_back(record(9));
         drop(watch);
         assert_eq!(told.try_iter().collect::<Vec<_>>(), [slow(9)]);

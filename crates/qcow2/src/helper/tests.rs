@@ -70,7 +70,7 @@ fn reads_are_answered_and_changes_wait_while_tables_are_looked_at() {
     thread.take(Work::Grow(34 << 30, reply));
     thread.answer(&|_| ());
     let early: Vec<_> = answered.try_iter().collect();
-    // No place is told yet: the lane could write to it.
+    // The answer has no place yet: the lane could write to it.
     assert_eq!(early[0], (Slot(0), Answer::Data(vec![3; 4096])));
     assert_eq!(early[1], (Slot(2), Answer::Data(vec![0; 4096])));
     assert_eq!((early.len(), grown.try_recv().is_err()), (2, true));

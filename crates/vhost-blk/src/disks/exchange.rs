@@ -67,7 +67,7 @@ pub(super) struct Image {
     pub(super) qcow2: Option<Arc<Qcow2Disk>>,
     /// Bytes that the disk has unmapped in other images: before a snapshot, a commit or an upgrade.
     pub(super) unmapped_before: u64,
-    /// The disk as its guest was told; but for the size, which changes.
+    /// The properties that the guest has read, but for the size, which changes.
     pub(super) told: Info,
 }
 
@@ -86,7 +86,7 @@ impl Image {
         }
     }
 
-    /// The disk as its guest was told: without requests that only the present storage has.
+    /// The properties that the guest has read: without requests that only the present storage has.
     pub(super) fn told(&self) -> Info {
         Info { capacity_sectors: self.disk.info().capacity_sectors, ..self.told.clone() }
     }

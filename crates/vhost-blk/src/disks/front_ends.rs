@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The thread of a disk: serves one front-end after another until it is told to stop.
+//! The thread of a disk: serves one front-end after another until its stop is ordered.
 
 use crate::engine::Server;
 use crate::events::{Change, DiskEvents};

@@ -135,7 +135,7 @@ fn is_of_kernel(from: Option<rustix::net::SocketAddrAny>) -> bool {
     from.is_some_and(|address| address.pid() == 0)
 }
 
-/// Returns whether a message (lines that end with a zero byte) tells of this action on the device.
+/// Returns whether a message (lines that end with a zero byte) reports this action on the device.
 fn is_message_of(action: &str, message: &[u8], (major, minor): (u32, u32)) -> bool {
     let wanted = [
         format!("ACTION={action}"),

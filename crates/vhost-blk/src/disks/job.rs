@@ -167,7 +167,8 @@ impl Drop for Owner {
         let is_it =
             |entry: &&mut Entry| entry.job.as_ref().is_some_and(|job| Arc::ptr_eq(job, &self.job));
         if let Some(entry) = state.all_served().find(is_it) {
-            // A client that hears it finds no work, and nothing is told of the next work before.
+            // Under the lock of the table: a client that has the end event sees no job, and the start event of the next
+            // job comes after it.
             self.job.tell_end(&entry.events);
             entry.job = None;
         }

@@ -155,9 +155,9 @@ pub struct Disks {
     reload_waits: AtomicBool,
     /// A thread tries disks that have failed again.
     retries: AtomicBool,
-    /// The service manager is told of the disks.
+    /// The service manager gets the number of disks as `STATUS=`.
     tells_manager: AtomicBool,
-    /// The last status that it was told.
+    /// The last status that it got.
     told_manager: Mutex<String>,
     /// The threads of all disks, after the first disk.
     pool: Mutex<Option<UringPool>>,

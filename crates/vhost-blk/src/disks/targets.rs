@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The targets of mirrors, backups and snapshots that threads use, also behind the end of that work: a storage that
+//! The targets of mirrors, backups and snapshots that threads use, even after the end of that work: a storage that
 //! hangs keeps its thread. No other work of the same kind on a disk of this name begins meanwhile, so that such
 //! threads are few, and no upgrade, whose exchange of the program would wait for the thread.
 

@@ -164,7 +164,7 @@ impl Place {
         named.map_err(|error| failed(error.error))?;
         sync_directory(&path).map_err(|why| {
             if old.is_none() {
-                let _ = fs::remove_file(&path); // the first error is told
+                let _ = fs::remove_file(&path); // the first error is returned
             }
             failed(why)
         })

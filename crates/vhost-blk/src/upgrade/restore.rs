@@ -101,8 +101,8 @@ impl Upgraded {
         self.lost.push(disk);
     }
 
-    /// The answer to the client of the upgrade, of which watchers of `events` are told. `is_connected` tells of a disk
-    /// that it runs again with its front-end; it waits for the disk.
+    /// The answer to the client of the upgrade; watchers of `events` get the event. `is_connected` waits for a disk, and
+    /// returns whether its front-end is connected again.
     ///
     /// # Errors
     /// [`Failure`] if a disk or a front-end got lost.

@@ -326,7 +326,7 @@ fn a_start_that_fails_leaves_the_file_of_bitmaps_for_the_next_one() {
     assert_eq!(backup(&served, "next", &INCREMENTAL).1, PART);
 }
 
-/// Nothing tells of another program that writes a block device while no daemon serves it.
+/// Another program that writes a block device while no daemon serves it leaves no trace.
 #[test]
 fn a_block_device_keeps_no_bitmaps_and_says_so() {
     if may_not_mount() {

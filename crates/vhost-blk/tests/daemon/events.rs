@@ -119,7 +119,7 @@ fn ctl_prints_events_until_the_daemon_ends() {
     rig.add("a", "");
     let output = std::thread::scope(|scope| {
         let events = scope.spawn(|| rig.ok("--json events"));
-        // Only pauses after the subscription are told.
+        // Only pauses after the subscription are events.
         while !events.is_finished() {
             rig.ctl("pause a");
             rig.ctl("resume a");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A daemon that is killed in a mirror leaves the old storage or the new one, with every write that the
-//! guest was told is done.
+//! guest has a completion of.
 
 use crate::rig::Rig;
 use crate::stamped::{self, Writer};

@@ -192,7 +192,7 @@ fn a_disk_moves_back_to_a_device_without_discard() {
     rig.ok("mirror a --to b --complete");
     rig.ok(&format!("mirror a --to {path} --overwrite --complete"));
     assert!(content(&mut device).iter().all(|byte| *byte == 7));
-    // The guest of a file was told of it.
+    // The guest of a file has read it.
     image(&rig, "c.img", "raw");
     add(&rig, "c", "--blk-file c.img");
     let line = rig.refused(&format!("mirror c --to {other} --overwrite"), 1);

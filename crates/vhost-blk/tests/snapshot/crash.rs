@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A daemon that is killed while it takes a snapshot leaves the old chain or the new one, with every
-//! write that the guest was told is done.
+//! write that the guest has a completion of.
 
 use crate::rig::Rig;
 use crate::stamped::{self, Writer};

@@ -126,7 +126,7 @@ fn an_image_without_attributes_needs_no_mark_and_is_then_not_protected() {
     let plain = Mount::ramfs();
     let below = plain.path("a.img");
     fs::File::create(&below).unwrap().set_len(1 << 20).unwrap();
-    // The file system has no holes to punch: the guest is told of no DISCARD.
+    // The file system has no holes to punch: the guest is offered no DISCARD.
     add(&rig, "a", &format!("--blk-file {} --discard off", text(&below)));
     let mut device = guest(&rig, "a");
     device.write(1, &[1; 512]).unwrap();

@@ -46,7 +46,7 @@ impl Watcher {
         }
     }
 
-    /// Waits until the stream has begun: it tells of a pause.
+    /// Waits until the stream has begun: it has a pause.
     fn wait_for_begin(&mut self, rig: &Rig) {
         std::thread::scope(|scope| {
             let first = scope.spawn(|| self.next());

@@ -21,7 +21,7 @@ const STOP_LIMIT: Duration = Duration::from_secs(30);
 /// Failed exits of this process's daemons.
 static BAD_ENDS: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
-/// Fails if a daemon of the case crashed, or did not exit in order when it was told to.
+/// Fails if a daemon of the case crashed, or did not exit in order after its stop.
 ///
 /// # Errors
 /// The failed exits.

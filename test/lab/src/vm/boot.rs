@@ -66,7 +66,7 @@ impl VmBase {
 /// The machine.
 #[derive(Debug, Clone)]
 pub struct VmShape {
-    /// Which of the machines.
+    /// Kind of machine, which decides its devices.
     pub machine: Machine,
     /// Virtual CPUs.
     pub vcpus: u32,

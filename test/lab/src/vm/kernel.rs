@@ -80,7 +80,7 @@ impl VmKernel {
         Ok(Self { name, release, image, modules })
     }
 
-    /// Which one it is.
+    /// Name of the kernel on the command line.
     pub fn name(&self) -> KernelName {
         self.name
     }

@@ -339,7 +339,7 @@ pub(super) struct Last<C, T> {
 }
 
 impl<C: Exchanged, T: Send + 'static> Last<C, T> {
-    /// Orders an act that opens the new disk. It learns whether somebody waits for it.
+    /// Orders an act that opens the new disk. Its flag is false once the owner has stopped waiting.
     pub(super) fn order(
         acts: &Acts<C>,
         open: impl FnOnce(C, &AtomicBool) -> Result<New<T>, String> + Send + 'static,

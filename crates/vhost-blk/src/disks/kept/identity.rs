@@ -4,7 +4,7 @@
 //! The lock of the image excludes other writers until the signs are taken, and only programs that
 //! respect it. The kernel sets the time of change of an inode at each write, and no program can set it
 //! back, as one can the time of modification (`cp --preserve`, `touch`). A file that was restored or
-//! replaced has another inode. A block device has no such signs: nothing tells of its writers.
+//! replaced has another inode. A block device has no such signs: its writers leave no trace.
 
 use crate::disks::Image;
 use backend::file::File as ImageFile;

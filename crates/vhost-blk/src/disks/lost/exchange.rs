@@ -5,7 +5,7 @@
 //! |---|---|
 //! | 1. the identity of the device is compared with that of the old one | the disk waits for the right device |
 //! | 2. the device is opened and locked, with the size of the disk | it is closed, and tried again at the next look |
-//! | 3. [`vhost_user::Control::replace_storage`] compares what the guest was told, and exchanges the storage | the same |
+//! | 3. [`vhost_user::Control::replace_storage`] compares the properties that the guest has read, and exchanges the storage | the same |
 //! | 4. the disk adopts a larger size, and its halt ends | the operator resumes it |
 //!
 //! Completed writes that the guest has not flushed are as safe as the volatile cache of the engine is. A page cache

@@ -248,7 +248,7 @@ impl Follower {
 }
 
 impl Entry {
-    /// Notes the state of the device. Each change is told once.
+    /// Records the state of the device, and reports each change once.
     fn note(&mut self, found: Found) {
         let path = self.args.blk_file.clone().unwrap_or_default();
         let reason = match found {

@@ -160,7 +160,7 @@ impl Disks {
         drop(kept);
         if !hand.close() {
             let target = plan.image().display();
-            tracing::warn!(disk = name, %target, "it hangs, and is given up when it answers");
+            tracing::warn!(disk = name, %target, "the backing file does not answer; its lock and its thread are released when it does");
             job.tell_end(&source.events);
         }
         done

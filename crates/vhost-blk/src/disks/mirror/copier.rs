@@ -56,7 +56,7 @@ impl Exchanged for Copier {
 impl converge::Copier for Copier {
     const SLOW: &'static str = SLOW;
 
-    /// A hole of the old storage is not trusted here: some file systems tell of one where data was written a
+    /// A hole of the old storage is not trusted here: some file systems report one where data was written a
     /// moment ago.
     fn again(&mut self, range: Range<u64>) -> Result<(), CopyError> {
         self.copy_piece(range, false)

@@ -24,7 +24,7 @@ use crate::guest::system;
 use kit::rng::Rng;
 use memory::Aligned;
 
-/// Longest time for a load to end after it was told to, or after its disk was removed.
+/// Longest time for a load to end after its stop, or after its disk was removed.
 const END_LIMIT: Duration = Duration::from_secs(120);
 
 /// Largest transfer in bytes.
