@@ -65,7 +65,7 @@ static void vhost_blk_mark_dead(struct block_device *bdev, bool surprise)
 
 	WRITE_ONCE(be->dead, true);
 	vhost_blk_note_failure(be->blk, VHOST_BLK_FAILURE_REMOVED, -ENODEV, U64_MAX);
-	queue_work(vhost_blk_system_wq, &be->dead_work);
+	queue_work(vhost_blk_wait_wq, &be->dead_work);
 	mutex_unlock(&bdev->bd_holder_lock);
 }
 
@@ -209,7 +209,9 @@ static struct vhost_blk_backend *vhost_blk_open_backend(struct vhost_blk *blk, i
 		goto fail;
 	be->read_only = !(be->file->f_mode & FMODE_WRITE);
 	err = -ENOMEM;
-	be->wq = alloc_workqueue("vhost_blk", WQ_UNBOUND | WQ_MEM_RECLAIM, VHOST_BLK_SLOW_MAX);
+	/* Frozen: a write after the image of a hibernation would corrupt the host's file system. */
+	be->wq = alloc_workqueue("vhost_blk", WQ_UNBOUND | WQ_MEM_RECLAIM | WQ_FREEZABLE,
+				 VHOST_BLK_SLOW_MAX);
 	if (!be->wq)
 		goto fail;
 	mode = file_inode(be->file)->i_mode;

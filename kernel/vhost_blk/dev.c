@@ -24,7 +24,7 @@ module_param_named(inflight_bytes_max, vhost_blk_inflight_max, ulong, 0644);
 MODULE_PARM_DESC(inflight_bytes_max,
 		 "most data bytes of a device in flight, whose pages are pinned, and most bytes that it zeroes at once; more wait in the ring");
 
-static struct workqueue_struct *vhost_blk_close_wq;
+struct workqueue_struct *vhost_blk_wait_wq;
 
 /* The vhost core's part has a fixed number of queues: made when that number is known. */
 static int vhost_blk_make_device(struct vhost_blk *blk, unsigned int num_queues)
@@ -142,7 +142,7 @@ static int vhost_blk_close(struct inode *inode, struct file *file)
 	if (current->flags & PF_KTHREAD) {
 		__module_get(THIS_MODULE);
 		INIT_WORK(&blk->close_work, vhost_blk_close_work);
-		queue_work(vhost_blk_close_wq, &blk->close_work);
+		queue_work(vhost_blk_wait_wq, &blk->close_work);
 	} else {
 		vhost_blk_unmake(blk);
 	}
@@ -400,6 +400,15 @@ static int vhost_blk_await_invalidation(struct vhost_blk *blk)
 	return err;
 }
 
+static int vhost_blk_go_on_updated(struct vhost_blk *blk)
+{
+	if (mutex_lock_killable(&blk->dev.mutex))
+		return -EINTR;
+	vhost_blk_iotlb_updated(blk);
+	mutex_unlock(&blk->dev.mutex);
+	return 0;
+}
+
 /*
  * An IOTLB message of either version; they differ in the second word. The core removes entries, but
  * does not know our requests in flight. The message is copied once, so that the core and this
@@ -424,12 +433,11 @@ static ssize_t vhost_blk_write_iter(struct kiocb *iocb, struct iov_iter *from)
 	atomic_inc(&blk->ioctls);
 	done = vhost_chr_write_iter(&blk->dev, &copy);
 	if (done > 0 && msg.iotlb.type == VHOST_IOTLB_UPDATE)
-		vhost_blk_iotlb_updated(blk);
-	if (done > 0 && msg.iotlb.type == VHOST_IOTLB_INVALIDATE &&
-	    vhost_blk_await_invalidation(blk))
-		done = -EINTR;
+		err = vhost_blk_go_on_updated(blk);
+	if (done > 0 && msg.iotlb.type == VHOST_IOTLB_INVALIDATE)
+		err = vhost_blk_await_invalidation(blk);
 	atomic_dec(&blk->ioctls);
-	return done;
+	return err ? -EINTR : done;
 }
 
 static __poll_t vhost_blk_poll(struct file *file, poll_table *wait)
@@ -465,12 +473,12 @@ static int __init vhost_blk_init(void)
 {
 	int err;
 
-	vhost_blk_close_wq = alloc_workqueue("vhost_blk_close", WQ_UNBOUND, 0);
-	if (!vhost_blk_close_wq)
+	vhost_blk_wait_wq = alloc_workqueue("vhost_blk_wait", WQ_UNBOUND, 0);
+	if (!vhost_blk_wait_wq)
 		return -ENOMEM;
 	err = misc_register(&vhost_blk_misc);
 	if (err)
-		destroy_workqueue(vhost_blk_close_wq);
+		destroy_workqueue(vhost_blk_wait_wq);
 	return err;
 }
 module_init(vhost_blk_init);
@@ -478,7 +486,7 @@ module_init(vhost_blk_init);
 static void __exit vhost_blk_exit(void)
 {
 	misc_deregister(&vhost_blk_misc);
-	destroy_workqueue(vhost_blk_close_wq);
+	destroy_workqueue(vhost_blk_wait_wq);
 }
 module_exit(vhost_blk_exit);
 

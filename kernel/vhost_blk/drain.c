@@ -231,6 +231,8 @@ static void vhost_blk_end_stop(struct vhost_blk_queue *q)
 	vhost_vq_set_backend(&q->vq, NULL);
 	vhost_blk_set_state(q, VHOST_BLK_STOPPED);
 	vhost_blk_free_reqs(q);
+	q->asked_rings = false;
+	q->asked_chain = false;
 	mutex_unlock(&q->vq.mutex);
 }
 

@@ -49,7 +49,7 @@ bool vhost_blk_rings_mapped(struct vhost_blk_queue *q)
 
 /**
  * vhost_blk_iotlb_updated - go on after an update of the IOTLB
- * @blk: the device
+ * @blk: the device; its dev.mutex is held, so that no queue stops and no worker goes
  *
  * The update may answer a question of which the core does not know any more that it is open.
  */
@@ -61,6 +61,8 @@ void vhost_blk_iotlb_updated(struct vhost_blk *blk)
 		struct vhost_blk_queue *q = blk->queues + i;
 		bool asked;
 
+		if (!vhost_blk_runs(q))
+			continue;
 		mutex_lock(&q->vq.mutex);
 		asked = q->asked_rings || q->asked_chain;
 		q->asked_rings = false;

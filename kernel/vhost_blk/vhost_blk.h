@@ -222,5 +222,7 @@ int vhost_blk_get_kept(struct vhost_blk *blk, void __user *argp);
 void vhost_blk_forget_halt(struct vhost_blk *blk);
 
 extern unsigned long vhost_blk_inflight_max;
+/* For works that wait for storage: many could fill a workqueue of the system. */
+extern struct workqueue_struct *vhost_blk_wait_wq;
 
 #endif /* _VHOST_BLK_H */

@@ -208,6 +208,32 @@ pub(crate) fn one_question(env: &Env) -> Result<()> {
     Ok(())
 }
 
+/// Time in which a worker would run.
+const QUIET: Duration = Duration::from_millis(100);
+
+/// A queue that has asked for its rings stops. An IOTLB update runs it no more: nothing waits for such a run, so that
+/// its worker could be gone.
+pub(crate) fn stopped_after_question(env: &Env) -> Result<()> {
+    let (_disk, mut device, iommu, data) = slow_device(env)?;
+    let layout = device.layout();
+    let region = device.memory().regions()[0].clone();
+    let placed = device.queue(0).place(&Request::read(0, data.len()), &layout)?;
+    iommu.unmap_iotlb(region.gpa(), region.size())?;
+    device.queue(0).add_placed(placed, layout.indirect)?;
+    device.queue(0).queue().publish();
+    device.queue(0).queue().kick();
+    asks_for_rings(&iommu)?;
+    iommu.set_queue(0, false).context("a stop")?;
+    let before = counters(&mut device)?["kicks"];
+    ensure!(before > 0, "the queue did not run");
+    map_all(&iommu, device.memory())?;
+    std::thread::sleep(QUIET);
+    let after = counters(&mut device)?["kicks"];
+    ensure!(before == after, "a stopped queue ran {} times", after - before);
+    iommu.set_queue(0, true).context("a start")?;
+    ends_well(&mut device, &data)
+}
+
 /// An address of the owner at which nothing is.
 const NOTHING: u64 = 4096;
 

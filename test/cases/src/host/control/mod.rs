@@ -9,7 +9,8 @@ mod swap;
 mod tune;
 
 pub(crate) use iotlb::{
-    invalidation_waits, iotlb_with_misses, one_question, stop_after_update, used_ring_lost,
+    invalidation_waits, iotlb_with_misses, one_question, stop_after_update, stopped_after_question,
+    used_ring_lost,
 };
 pub(crate) use log::{dirty_log_is_complete, dirty_log_with_iotlb};
 pub(crate) use swap::{swap_files, swap_mapped};
@@ -73,6 +74,9 @@ cases! { Host;
     "iotlb-question", Gating,
         "a driver that kicks without an IOTLB entry makes the device ask for it once",
         one_question;
+    "iotlb-stopped", Gating,
+        "an IOTLB update does not run a stopped queue that has asked for its rings",
+        stopped_after_question;
     "dirty-log", Plain,
         "every page that the device wrote is in the dirty log",
         |env| dirty_log_is_complete(env, usual(), 0);
