@@ -5,29 +5,55 @@ mod common;
 
 use common::{Daemon, Setup, mem, pool, wait_until};
 use driver::{Device, Options};
+use std::collections::BTreeMap;
 use std::fs;
 use std::sync::Arc;
 use std::time::Duration;
 
 const DISKS: u8 = 64;
 const THREADS: usize = 2;
+/// A thread that has used nothing for this time sleeps.
+const SETTLED: Duration = Duration::from_millis(100);
+/// An idle thread may not run once in this time.
+const IDLE: Duration = Duration::from_secs(2);
 
-/// Sleeps so far of each data-plane thread.
-fn sleeps() -> Vec<u64> {
+/// What a data-plane thread has used so far.
+#[derive(Debug, Default, PartialEq)]
+struct Usage {
+    /// Clock ticks on a CPU, in user space and in the kernel.
+    ticks: u64,
+    sleeps: u64,
+    /// Switches to another thread that this thread did not ask for.
+    preemptions: u64,
+}
+
+/// The value of a line of `/proc/PID/status`.
+fn field<'a>(status: &'a str, name: &str) -> &'a str {
+    status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default().trim()
+}
+
+/// The usage of each data-plane thread, in the order of the names.
+fn usage() -> Vec<Usage> {
     let tasks = fs::read_dir("/proc/self/task").expect("/proc is mounted").flatten();
-    let statuses = tasks.filter_map(|task| fs::read_to_string(task.path().join("status")).ok());
-    let field = |text: &str, name: &str| {
-        text.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default().trim().to_owned()
-    };
-    let plane = statuses.filter(|text| field(text, "Name:").starts_with("vhost-blk-"));
-    let mut sleeps: Vec<(String, u64)> = plane
-        .map(|text| {
-            let count = field(&text, "voluntary_ctxt_switches:").parse().expect("a number");
-            (field(&text, "Name:"), count)
-        })
-        .collect();
-    sleeps.sort();
-    sleeps.into_iter().map(|(_, count)| count).collect()
+    let mut found = BTreeMap::new();
+    for task in tasks {
+        let text = |name| fs::read_to_string(task.path().join(name)).unwrap_or_default();
+        let (status, stat) = (text("status"), text("stat"));
+        let name = field(&status, "Name:");
+        if !name.starts_with("vhost-blk-") {
+            continue;
+        }
+        let (_, after_name) = stat.rsplit_once(") ").expect("a name in brackets");
+        // `utime` and `stime` are the fields 14 and 15; the first one after the name is 3.
+        let times = after_name.split(' ').skip(11).take(2);
+        let usage = Usage {
+            ticks: times.map(|time| time.parse::<u64>().expect("a number")).sum(),
+            sleeps: field(&status, "voluntary_ctxt_switches:").parse().expect("a number"),
+            preemptions: field(&status, "nonvoluntary_ctxt_switches:").parse().expect("a number"),
+        };
+        found.insert(name.to_owned(), usage);
+    }
+    found.into_values().collect()
 }
 
 #[test]
@@ -38,7 +64,7 @@ fn sixty_four_disks_on_two_threads_are_served_and_cost_nothing_when_idle() {
         (0..DISKS).map(|_| Daemon::in_pool(Arc::new(mem()), &setup, &pool)).collect();
     let options = Options { scratch_bytes: 1 << 20, ..Options::default() };
     let mut devices: Vec<Device> = daemons.iter().map(|daemon| daemon.connect(&options)).collect();
-    let before = sleeps();
+    let before = usage();
     assert_eq!(before.len(), THREADS);
     for round in 0..20 {
         for (number, device) in (0..).zip(&mut devices) {
@@ -50,14 +76,17 @@ fn sixty_four_disks_on_two_threads_are_served_and_cost_nothing_when_idle() {
         device.read(19, &mut data).unwrap();
         assert_eq!(data, [number; 512]);
     }
-    let after = sleeps();
+    let after = usage();
     assert!(
-        before.iter().zip(&after).all(|(before, after)| after > before),
+        before.iter().zip(&after).all(|(before, after)| after.sleeps > before.sleeps),
         "{before:?} {after:?}"
     );
-    wait_until("the idle threads do not wake up", || {
-        let before = sleeps();
-        std::thread::sleep(Duration::from_millis(300));
-        sleeps() == before
+    wait_until("the threads have polled their last time", || {
+        let before = usage();
+        std::thread::sleep(SETTLED);
+        usage() == before
     });
+    let before = usage();
+    std::thread::sleep(IDLE);
+    assert_eq!(before, usage(), "an idle thread has run");
 }
