@@ -7,11 +7,13 @@ mod common;
 use backend::wrap::{Limit, Rates};
 use backend::{Disk, FileOptions};
 use common::load::{Done, Load, SECTORS_MAX};
-use common::{DISK, Daemon, Setup, TMPFS, file, layouts, mem};
-use driver::Options;
+use common::{DISK, Daemon, Setup, TMPFS, file, layouts, mem, pattern};
+use driver::{Options, Request};
 use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::time::Duration;
+use vhost_user::QUEUES_MAX;
+use virtio_spec::blk::S_OK;
 
 /// Requests of each queue.
 const REQUESTS: u64 = 300;
@@ -74,4 +76,32 @@ fn two_queues_on_two_threads_keep_every_byte_on_a_limited_disk() {
     let ios = NonZeroU64::new(20_000);
     let rates = Rates { ios, bytes: None, burst: Duration::from_millis(1) };
     verified(Arc::new(Limit::new(Arc::new(mem()), rates)), 2, Setup::default());
+}
+
+#[test]
+fn each_of_sixty_four_queues_writes_and_reads_its_own_data() {
+    assert_eq!(QUEUES_MAX, 64);
+    let setup = Setup { queues: QUEUES_MAX, threads: 2, ..Setup::default() };
+    let daemon = Daemon::start(Arc::new(mem()), &setup);
+    for packed in layouts() {
+        let options = Options { num_queues: QUEUES_MAX, packed, ..Options::default() };
+        let mut device = daemon.connect(&options);
+        let layout = device.layout();
+        let all = 0..QUEUES_MAX;
+        let data = |queue: u16| pattern(512, u64::from(queue) * 2 + u64::from(packed));
+        // All writes are in flight before the first one is collected.
+        for queue in all.clone() {
+            let write = Request::write(queue.into(), &data(queue));
+            device.queue(queue.into()).submit(&write, &layout).unwrap();
+        }
+        for queue in all.clone() {
+            assert_eq!(device.queue(queue.into()).collect().unwrap().1.status, Some(S_OK));
+        }
+        for queue in all {
+            let read = Request::read(queue.into(), 512);
+            let done = device.queue(queue.into()).execute(&read, &layout).unwrap();
+            assert_eq!(done.status, Some(S_OK));
+            assert!(done.data == data(queue), "queue {queue}, packed {packed}");
+        }
+    }
 }
