@@ -3,30 +3,26 @@
 //! guest has a completion of.
 
 use crate::rig::Rig;
-use crate::stamped::{self, Writer};
+use crate::stamped::{Moments, Writer};
 use crate::{add, begin, check_after_kill, fill, guest, image, moved_to, parts};
 use std::fs;
-use std::time::{Duration, Instant};
 
 const KILLS: u64 = 16;
 
 #[test]
 fn a_kill_at_any_moment_leaves_the_old_storage_or_the_new_one_with_all_acknowledged_writes() {
-    let (mut random, mut old_storages) = (stamped::random(), 0);
     for format in ["raw", "qcow2"] {
         let mut rig = Rig::new();
         image(&rig, "0", format);
         let options = |name: &str| format!("--blk-file {name} --format {format}");
         add(&rig, "a", &options("0"));
-        let begun = Instant::now();
-        assert!(begin(&rig, "mirror a --to 1 --complete").wait().unwrap().success());
-        let usual_us = begun.elapsed().as_micros() as u64;
+        let mut moments = Moments::of(|| drop(rig.ok("mirror a --to 1 --complete")));
         let mut name = "1".to_owned();
         for n in 2..KILLS / 2 + 2 {
             let writer = Writer::start(guest(&rig, "a"));
             writer.wait_for_two_rounds();
             let mut client = begin(&rig, &format!("mirror a --to {n} --complete"));
-            std::thread::sleep(Duration::from_micros(random.u64(..usual_us * 2)));
+            moments.wait();
             rig.daemon.signal(libc::SIGKILL);
             rig.daemon.wait();
             let written = writer.stop();
@@ -39,7 +35,7 @@ fn a_kill_at_any_moment_leaves_the_old_storage_or_the_new_one_with_all_acknowled
                 assert!(line.contains("its disk was mirrored to"), "{line}");
                 name = n.to_string();
             }
-            old_storages += u64::from(!is_moved);
+            moments.learn(is_moved);
             add(&rig, "a", &options(&name));
             written.check(&mut guest(&rig, "a"));
             // A kill leaves an incomplete file, or one that has its name and is not used. The next mirror to
@@ -54,8 +50,8 @@ fn a_kill_at_any_moment_leaves_the_old_storage_or_the_new_one_with_all_acknowled
                 check_after_kill(&rig.path(&name));
             }
         }
+        moments.assert_both();
     }
-    println!("{old_storages} of {KILLS} kills left the old storage");
 }
 
 #[test]

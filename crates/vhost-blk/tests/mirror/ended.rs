@@ -3,7 +3,7 @@
 
 use crate::mount::{Mount, may_not_mount};
 use crate::rig::Rig;
-use crate::stamped;
+use crate::stamped::{self, Moments};
 use crate::{
     BYTES, add, add_raw, begin, content, fill, guest, image, in_old_storage, mirror, moved_to,
     parts, text, wait_until,
@@ -22,14 +22,23 @@ pub(crate) fn with_disk(options: &str) -> (Rig, Device) {
     (rig, device)
 }
 
+/// Moves the disk `a` from the file `b` to a new one of the old name.
+fn move_back(rig: &Rig) {
+    fs::remove_file(rig.path("a.img")).unwrap();
+    drop(rig.json("mirror a --to a.img --complete"));
+    fs::remove_file(rig.path("b")).unwrap();
+}
+
 #[test]
 fn a_cancel_at_any_moment_leaves_the_guest_in_its_storage_or_in_the_new_one() {
     let (rig, mut device) = with_disk("");
     let mut before = content(&mut device);
-    let (mut random, mut cancelled) = (stamped::random(), 0);
+    let mut moments = Moments::of(|| drop(rig.ok("mirror a --to b --complete")));
+    move_back(&rig);
+    let mut cancelled = 0;
     for round in 0..16_u64 {
         let mut client = begin(&rig, "mirror a --to b --complete");
-        std::thread::sleep(Duration::from_micros(random.u64(..60_000)));
+        moments.wait();
         if round % 2 == 0 {
             // The mirror outlives its client, and is then cancelled.
             client.kill().unwrap();
@@ -44,19 +53,17 @@ fn a_cancel_at_any_moment_leaves_the_guest_in_its_storage_or_in_the_new_one() {
                 let told: Value = serde_json::from_slice(&cancel.stdout).unwrap();
                 // There was no mirror yet, or none any more, or it is cancelled.
                 assert!(told["changed"] == false || !has_moved, "{told}: it goes on in {path}");
+                cancelled += u64::from(told["changed"] == true);
             }
             false => assert!(has_moved && line.contains("has moved to the new storage"), "{line}"),
         }
         // The client may have begun a mirror after the cancel.
         rig.ok("mirror a --cancel");
         assert!(mirror(&rig).is_null());
+        moments.learn(has_moved);
         if has_moved {
-            drop(rig.json("mirror a --to back --complete"));
-            fs::remove_file(rig.path("a.img")).unwrap();
-            rig.ok("mirror a --to a.img --complete");
-            ["b", "back"].iter().for_each(|name| fs::remove_file(rig.path(name)).unwrap());
+            move_back(&rig);
         } else {
-            cancelled += 1;
             let line = String::from_utf8(ended.stderr).unwrap();
             let reasons = ["was cancelled", "not being mirrored", "the daemon"];
             assert!(
@@ -71,7 +78,8 @@ fn a_cancel_at_any_moment_leaves_the_guest_in_its_storage_or_in_the_new_one() {
         before[(round as usize + 8) * 512..][..512].fill(round as u8);
         assert!(content(&mut device) == before, "round {round}");
     }
-    println!("{cancelled} of 16 were cancelled");
+    moments.assert_both();
+    assert!(cancelled > 0, "no cancel has met a mirror");
 }
 
 #[test]

@@ -3,23 +3,19 @@
 //! write that the guest has a completion of.
 
 use crate::rig::Rig;
-use crate::stamped::{self, Writer};
+use crate::stamped::{Moments, Writer};
 use crate::{QUEUES, add, begin, check_after_kill, guest, image, mark};
-use std::time::{Duration, Instant};
 
 const KILLS: u64 = 24;
 
 #[test]
 fn a_kill_at_any_moment_leaves_the_old_chain_or_the_new_one_with_all_acknowledged_writes() {
-    let (mut random, mut old_chains) = (stamped::random(), 0);
     for format in ["raw", "qcow2"] {
         let mut rig = Rig::new();
         image(&rig, "a.img", format);
         let first = format!("--blk-file a.img --format {format}");
         add(&rig, "a", &first);
-        let begun = Instant::now();
-        assert!(begin(&rig, "snapshot a --to 0").wait().unwrap().success());
-        let usual_us = begun.elapsed().as_micros() as u64;
+        let mut moments = Moments::of(|| drop(rig.ok("snapshot a --to 0")));
         let over =
             |name: &str| format!("--blk-file {name} --format qcow2 --allow-backing same-dir");
         let (mut path, mut options) = ("0".to_owned(), over("0"));
@@ -27,7 +23,7 @@ fn a_kill_at_any_moment_leaves_the_old_chain_or_the_new_one_with_all_acknowledge
             let writer = Writer::start(guest(&rig, "a"));
             writer.wait_for_two_rounds();
             let mut client = begin(&rig, &format!("snapshot a --to {n}"));
-            std::thread::sleep(Duration::from_micros(random.u64(..usual_us * 3)));
+            moments.wait();
             rig.daemon.signal(libc::SIGKILL);
             rig.daemon.wait();
             let written = writer.stop();
@@ -41,11 +37,11 @@ fn a_kill_at_any_moment_leaves_the_old_chain_or_the_new_one_with_all_acknowledge
                 assert!(line.contains("it is the backing file of"), "{line}");
                 (path, options) = (overlay.clone(), over(&overlay));
             }
-            old_chains += u64::from(!is_marked);
+            moments.learn(is_marked);
             add(&rig, "a", &options);
             written.check(&mut guest(&rig, "a"));
             check_after_kill(&rig.path(&path));
         }
+        moments.assert_both();
     }
-    println!("{old_chains} of {KILLS} kills left the old chain");
 }

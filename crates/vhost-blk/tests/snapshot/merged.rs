@@ -4,18 +4,18 @@
 use crate::load::under_load;
 use crate::mount::{Mount, may_not_mount, run};
 use crate::rig::Rig;
+use crate::stamped::{Moments, Writer};
 use crate::{
-    BYTES, QUEUES, add, add_raw, begin, check_after_kill, content, fill, guest, image, mark, text,
-    while_rewritten,
+    BYTES, QUEUES, add, add_raw, begin, check_after_kill, content, error_of, fill, guest, image,
+    mark, text, while_rewritten,
 };
-use driver::{Device, Request};
+use driver::Device;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, SystemTime};
 
 const ROUNDS: u64 = 8;
+const KILLS: u64 = 12;
 
 /// Waits until the disk `a` is being merged.
 fn wait_for_merge(rig: &Rig) {
@@ -155,16 +155,20 @@ fn in_overlay(rig: &Rig) -> Device {
 
 #[test]
 fn a_commit_that_is_cancelled_leaves_the_disk_in_its_image() {
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
-    let seed = since.subsec_nanos();
-    println!("seed {seed}");
     let rig = Rig::new();
     let mut device = in_overlay(&rig);
+    let again = |device: &mut Device| {
+        fs::remove_file(rig.path("b")).unwrap();
+        rig.ok("snapshot a --to b");
+        fill(device, 1);
+    };
+    let mut moments = Moments::of(|| drop(rig.ok("commit a")));
+    again(&mut device);
+    let mut before = content(&mut device);
     assert_eq!(rig.ok("commit a --cancel"), "nothing to do\n");
-    let (mut cancelled, mut before) = (0, content(&mut device));
     for round in 0..20 {
         let mut client = begin(&rig, "commit a");
-        std::thread::sleep(Duration::from_micros(u64::from(seed % 7919) * round % 20_000));
+        moments.wait();
         match round % 2 {
             0 => drop(rig.ctl("commit a --cancel")), // it may come too late
             _ => client.kill().unwrap(),
@@ -174,20 +178,28 @@ fn a_commit_that_is_cancelled_leaves_the_disk_in_its_image() {
         // The next commit may begin: the disk is in its image before that.
         let is_done = || rig.ctl("commit a --cancel").stdout == b"nothing to do\n";
         rig.place.wait_until("the end of the merge", is_done);
-        if rig.json("snapshots a").as_array().unwrap().len() == 2 {
-            cancelled += 1;
+        let is_merged = rig.json("snapshots a").as_array().unwrap().len() == 1;
+        moments.learn(is_merged);
+        if is_merged {
+            // The client may have gone before the answer.
+            again(&mut device);
+            before.fill(1);
+        } else {
             assert!(line.is_empty() || line.contains("it was cancelled"), "{line}");
             assert_eq!(mark(&rig.path("a.img")), Some(rig.path("b")));
-        } else {
-            // It was complete; the client may have gone before the answer.
-            fs::remove_file(rig.path("b")).unwrap();
-            rig.ok("snapshot a --to b");
         }
         device.write(round, &[round as u8; 512]).unwrap();
         before[round as usize * 512..][..512].fill(round as u8);
         assert!(content(&mut device) == before, "round {round}");
     }
-    println!("{cancelled} of 20 were cancelled");
+    moments.assert_both();
+    // At this rate the commit does not end before it is cancelled.
+    let client = begin(&rig, "commit a --bandwidth 4K");
+    wait_for_merge(&rig);
+    assert_ne!(rig.ok("commit a --cancel"), "nothing to do\n");
+    let line = error_of(client);
+    assert!(line.contains("it was cancelled"), "{line}");
+    assert!(content(&mut device) == before);
     rig.ok("resize a 17M");
 }
 
@@ -323,72 +335,36 @@ fn a_disk_of_the_directory_goes_on_in_its_backing_file_after_a_restart() {
 #[test]
 fn a_kill_at_any_moment_of_a_commit_loses_no_acknowledged_write() {
     let mut rig = Rig::new();
-    image(&rig, "a.img", "raw");
-    let below = "--blk-file a.img --format raw".to_owned();
-    add(&rig, "a", &below);
-    let (mut merged, mut written) = (0, 0_u64);
+    drop(in_overlay(&rig));
+    let below = "--blk-file a.img --format raw";
     let over = "--blk-file b --format qcow2 --allow-backing same-dir";
-    let stamp = |n: u64| n.to_le_bytes().repeat(64);
-    for round in 0..12_u64 {
-        let stop = AtomicBool::new(false);
+    let mut moments = Moments::of(|| drop(rig.ok("commit a")));
+    fs::remove_file(rig.path("b")).unwrap();
+    for _ in 0..KILLS {
         let mut device = guest(&rig, "a");
         if !rig.path("b").exists() {
             rig.ok("snapshot a --to b");
             fill(&mut device, 0);
-            written = 0;
         }
-        let first = written;
-        let done = std::thread::scope(|scope| {
-            let writer = scope.spawn(|| write_until(&mut device, first, &stop));
-            let client = begin(&rig, "commit a");
-            std::thread::sleep(Duration::from_millis(round * 5));
-            rig.daemon.signal(libc::SIGKILL);
-            rig.daemon.wait();
-            stop.store(true, Ordering::Release);
-            drop(client.wait_with_output().unwrap());
-            writer.join().unwrap()
-        });
+        let writer = Writer::start(device);
+        writer.wait_for_two_rounds();
+        let client = begin(&rig, "commit a");
+        moments.wait();
+        rig.daemon.signal(libc::SIGKILL);
+        rig.daemon.wait();
+        let written = writer.stop();
+        drop(client.wait_with_output().unwrap());
         rig.restart(&[]);
         let is_merged = is_marked_as_merged(&rig.path("b"));
-        let options = if is_merged { below.as_str() } else { over };
+        moments.learn(is_merged);
         // Between the two marks neither file has one, and both have the same content.
-        add(&rig, "a", options);
-        let mut device = guest(&rig, "a");
-        for n in done.saturating_sub(1024).max(1)..=done {
-            let mut data = [0; 512];
-            device.read(n % 1024, &mut data).unwrap();
-            let found = u64::from_le_bytes(data[..8].try_into().unwrap());
-            assert!(data[..] == stamp(found)[..] && found >= n, "{found} in place of {n}");
-        }
+        add(&rig, "a", if is_merged { below } else { over });
+        written.check(&mut guest(&rig, "a"));
         if is_merged {
-            merged += 1;
             fs::remove_file(rig.path("b")).unwrap();
         } else {
             check_after_kill(&rig.path("b"));
         }
-        written = done;
     }
-    println!("{merged} of 12 commits were complete");
-}
-
-/// Writes one sector after another, each with its number. Returns the last acknowledged number.
-fn write_until(device: &mut Device, first: u64, stop: &AtomicBool) -> u64 {
-    let layout = device.layout();
-    let mut done = first;
-    loop {
-        let n = done + 1;
-        let request = Request::write(n % 1024, &n.to_le_bytes().repeat(64));
-        device.queue(0).submit(&request, &layout).unwrap();
-        loop {
-            match device.queue(0).try_collect().unwrap() {
-                Some((_, completion)) => {
-                    assert_eq!(completion.status, Some(0));
-                    done = n;
-                    break;
-                }
-                None if stop.load(Ordering::Acquire) => return done,
-                None => std::thread::yield_now(),
-            }
-        }
-    }
+    moments.assert_both();
 }
