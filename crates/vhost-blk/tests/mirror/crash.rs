@@ -2,8 +2,9 @@
 //! A daemon that is killed in a mirror leaves the old storage or the new one, with every write that the
 //! guest has a completion of.
 
+use crate::moments::Moments;
 use crate::rig::Rig;
-use crate::stamped::{Moments, Writer};
+use crate::stamped::Writer;
 use crate::{add, begin, check_after_kill, fill, guest, image, moved_to, parts};
 use std::fs;
 

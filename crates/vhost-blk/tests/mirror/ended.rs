@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Mirrors that end before their completion: the guest goes on in its old storage, and loses nothing.
 
+use crate::moments::{self, Moments};
 use crate::mount::{Mount, may_not_mount};
 use crate::rig::Rig;
-use crate::stamped::{self, Moments};
 use crate::{
     BYTES, add, add_raw, begin, content, fill, guest, image, in_old_storage, mirror, moved_to,
     parts, text, wait_until,
@@ -222,7 +222,7 @@ fn a_completion_whose_client_gives_up_is_withdrawn() {
 #[test]
 fn completions_that_are_withdrawn_at_any_moment_lose_no_part() {
     let (rig, mut device) = with_disk("");
-    let (mut random, mut moves) = (stamped::random(), 0);
+    let (mut random, mut moves) = (moments::random(), 0);
     let mut name = "a.img".to_owned();
     for round in 0..12_u64 {
         rig.ok(&format!("mirror a --to {round} --target-format qcow2 --wait"));

@@ -11,6 +11,8 @@ mod images;
 #[path = "../../../vhost-user/tests/common/load.rs"]
 #[allow(dead_code, unreachable_pub, reason = "each test program uses its part")]
 mod load;
+#[path = "../common/moments.rs"]
+mod moments;
 #[path = "../common/mount.rs"]
 mod mount;
 mod moved;

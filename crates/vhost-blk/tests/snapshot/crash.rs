@@ -2,8 +2,9 @@
 //! A daemon that is killed while it takes a snapshot leaves the old chain or the new one, with every
 //! write that the guest has a completion of.
 
+use crate::moments::Moments;
 use crate::rig::Rig;
-use crate::stamped::{Moments, Writer};
+use crate::stamped::Writer;
 use crate::{QUEUES, add, begin, check_after_kill, guest, image, mark};
 
 const KILLS: u64 = 24;

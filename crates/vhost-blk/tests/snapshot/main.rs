@@ -11,6 +11,8 @@ mod images;
 #[allow(dead_code, unreachable_pub, reason = "each test program uses its part")]
 mod load;
 mod merged;
+#[path = "../common/moments.rs"]
+mod moments;
 #[path = "../common/mount.rs"]
 mod mount;
 mod refused;

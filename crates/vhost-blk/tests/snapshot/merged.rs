@@ -2,9 +2,10 @@
 //! `vhost-blk ctl commit`: the image of a running disk is merged into its backing file.
 
 use crate::load::under_load;
+use crate::moments::Moments;
 use crate::mount::{Mount, may_not_mount, run};
 use crate::rig::Rig;
-use crate::stamped::{Moments, Writer};
+use crate::stamped::Writer;
 use crate::{
     BYTES, QUEUES, add, add_raw, begin, check_after_kill, content, error_of, fill, guest, image,
     mark, text, while_rewritten,

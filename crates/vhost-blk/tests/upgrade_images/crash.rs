@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A daemon that is killed during an upgrade leaves sound images with every acknowledged write.
 
-use crate::stamped::{Moments, Writer};
+use crate::moments::Moments;
+use crate::stamped::Writer;
 use crate::{Rig, add, begin, check_after_kill, guest, image, wait_until};
 use std::os::unix::net::UnixStream;
 

@@ -12,6 +12,8 @@ mod known;
 mod load;
 mod loads;
 mod locked;
+#[path = "../common/moments.rs"]
+mod moments;
 #[path = "../common/mount.rs"]
 mod mount;
 mod refused;
