@@ -4,12 +4,13 @@
 use crate::common::{Daemon, one_line, program};
 use crate::load::under_load;
 use crate::mount::{Mount, may_not_mount};
-use crate::rig::Rig;
+use crate::rig::{Raw, Rig};
 use crate::served::{Served, served};
-use crate::{Client, SLOW, assert_same, fill, parts, wait_for_end};
+use crate::{Client, SLOW, assert_same, connect, fill, parts, wait_for_end};
 use driver::{Device, Options, Request};
 use serde_json::json;
 use std::collections::HashMap;
+use std::path::Path;
 use std::time::Duration;
 use virtio_spec::blk::S_OK;
 
@@ -33,6 +34,9 @@ fn backup_again(served: &Served) {
 fn a_client_that_is_killed_at_any_moment_leaves_no_target_and_the_guest_goes_on() {
     let served = served(&[]);
     fill(&served.place.image);
+    let mut events = connect(&served.control);
+    let subscribe = json!({"method": "io.vhostblk.Events", "more": true});
+    assert_eq!(events.call(&subscribe.to_string())["continues"], true);
     let mut device = guest(&served);
     // The load expects zeroes in its part.
     device.write_zeroes(0, 8192, 0).unwrap();
@@ -57,6 +61,23 @@ fn a_client_that_is_killed_at_any_moment_leaves_no_target_and_the_guest_goes_on(
     let mut files = served.place.files();
     files.retain(|name| !name.ends_with("sock"));
     assert_eq!(files, ["again", "disk.img"]);
+    let cancelled = cancelled_before(&mut events, &served.place.path("again"));
+    println!("{cancelled} of {SEEDS} backups had begun");
+    assert!(cancelled > 0, "no kill has met a backup");
+}
+
+/// The number of backups that were cancelled until the one to `last` was complete.
+fn cancelled_before(events: &mut Raw, last: &Path) -> u64 {
+    let mut cancelled = 0;
+    loop {
+        let reply = events.receive();
+        let event = &reply["parameters"]["event"];
+        match event["event"].as_str().unwrap() {
+            "backup_ended" => cancelled += u64::from(event["cancelled"] == true),
+            "backup_completed" if event["target"] == last.to_str().unwrap() => return cancelled,
+            _ => {}
+        }
+    }
 }
 
 #[test]
