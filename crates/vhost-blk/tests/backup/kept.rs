@@ -5,11 +5,12 @@ use crate::common::{Daemon, Place, finish, one_line, pattern, wait_until};
 use crate::content::{content_by_qemu, under};
 use crate::incremental::{backup, bitmaps, content_of, device, image_of, ok, refused};
 use crate::load::Load;
+use crate::moments::Moments;
 use crate::mount::{LoopDevice, may_not_mount};
 use crate::rig::Rig;
 use crate::served::{Served, served};
 use crate::server::{dirty_image, qemu};
-use crate::{MIB, assert_same, fill};
+use crate::{MIB, assert_same, fill, parts};
 use backend::lock::user_of;
 use driver::{Device, Options};
 use std::fs;
@@ -17,6 +18,7 @@ use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::PathBuf;
 use std::process::Command;
 
+const KILLS: u64 = 12;
 const PART: u64 = 64 << 10;
 const SECTORS: u64 = PART / 512;
 const BITMAP: [&str; 2] = ["--bitmap", "b"];
@@ -188,8 +190,30 @@ fn a_disk_that_is_removed_and_added_again_goes_on_with_its_bitmaps() {
     assert_same(&copy, &fs::read(rig.path("a.img")).unwrap());
 }
 
+/// Kills the daemon, and waits until the next one can lock the image.
+fn kill(served: &mut Served) {
+    served.daemon.signal(libc::SIGKILL);
+    served.daemon.wait();
+    // The kernel holds the lock until it has destroyed the rings of the daemon.
+    let image = fs::File::open(&served.place.image).unwrap();
+    wait_until("the lock is free", || user_of(&image).unwrap().is_none());
+}
+
+const KILLED: &str = "a crash or a kill of the daemon ends bitmaps";
+/// A start changes the times of an image before it removes the file of the bitmaps.
+const CHANGED: &str = "the image was changed or replaced while no daemon served it";
+
+/// Expects that there is no bitmap for one of these reasons, and begins one again.
+#[track_caller]
+fn assert_ended(served: &Served, reasons: &[&str]) {
+    let told = refused(served, &INCREMENTAL);
+    let is_told = |reason: &&str| told.contains(&format!("no bitmap b ({reason});"));
+    assert!(reasons.iter().any(is_told), "{told}");
+    backup(served, "again", &BITMAP);
+}
+
 #[test]
-fn a_kill_at_any_moment_after_the_start_ends_the_bitmaps() {
+fn a_kill_of_a_served_disk_ends_the_bitmaps() {
     for writes in [false, true] {
         let (mut served, device) = noted();
         drop(device);
@@ -197,18 +221,51 @@ fn a_kill_at_any_moment_after_the_start_ends_the_bitmaps() {
         if writes {
             self::device(&served).write(9 * SECTORS, &[2; 512]).unwrap();
         }
-        served.daemon.signal(libc::SIGKILL);
-        served.daemon.wait();
-        // The kernel holds the lock until it has destroyed the rings of the daemon.
-        let image = fs::File::open(&served.place.image).unwrap();
-        wait_until("the lock is free", || user_of(&image).unwrap().is_none());
+        kill(&mut served);
         start(&mut served, &["--data-plane", "uring"]);
-        let told = refused(&served, &INCREMENTAL);
-        assert!(
-            told.contains("no bitmap b (a crash or a kill of the daemon ends bitmaps);"),
-            "{told}"
-        );
-        backup(&served, "again", &BITMAP);
+        assert_ended(&served, &[KILLED]);
+    }
+}
+
+#[test]
+fn a_kill_at_any_moment_of_a_start_or_a_stop_leaves_whole_bitmaps_or_none() {
+    for stops in [true, false] {
+        let (mut served, device) = noted();
+        drop(device);
+        let mut moments = if stops {
+            Moments::of(|| stop(&mut served))
+        } else {
+            stop(&mut served);
+            Moments::of(|| start(&mut served, &["--data-plane", "uring"]))
+        };
+        for _ in 0..KILLS {
+            let (mut served, mut device) = noted();
+            device.write(9 * SECTORS, &[2; 512]).unwrap();
+            drop(device);
+            if stops {
+                served.daemon.signal(libc::SIGTERM);
+            } else {
+                stop(&mut served);
+                let options = ["--data-plane", "uring"];
+                let mut command = next(&served.place, &served.control, &options);
+                served.daemon = Daemon::spawn(&mut command);
+            }
+            moments.wait();
+            kill(&mut served);
+            start(&mut served, &["--data-plane", "uring"]);
+            assert_eq!(parts(&served.place), [""; 0]);
+            let are_kept = !bitmaps(&served).is_empty();
+            // A stop keeps them when it is complete, and a start takes them from their file.
+            moments.learn(are_kept == stops);
+            if are_kept {
+                let (next, copied) = backup(&served, "next", &INCREMENTAL);
+                assert_eq!(copied, 2 * PART);
+                assert_same(&content_of(&next, "qcow2"), &image_of(&served));
+            } else {
+                assert_ended(&served, if stops { &[KILLED] } else { &[KILLED, CHANGED] });
+            }
+        }
+        moments.assert_both();
     }
 }
 
@@ -272,6 +329,19 @@ fn a_damaged_file_of_bitmaps_is_not_trusted() {
         let told = refused(&served, &INCREMENTAL);
         assert!(told.contains(why) && !side_file(&served).exists(), "{told}");
     }
+}
+
+#[test]
+fn a_start_removes_the_incomplete_file_of_a_program_that_was_killed_in_its_stop() {
+    let (mut served, device) = noted();
+    drop(device);
+    stop(&mut served);
+    let left = served.place.path(".disk.img.vhost-blk-bitmaps.part");
+    fs::write(&left, "incomplete").unwrap();
+    start(&mut served, &["--data-plane", "uring"]);
+    assert!(!left.exists());
+    restart(&mut served);
+    assert_eq!(backup(&served, "next", &INCREMENTAL).1, PART);
 }
 
 #[test]

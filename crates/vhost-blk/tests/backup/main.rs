@@ -14,6 +14,8 @@ mod kept;
 #[path = "../../../vhost-user/tests/common/load.rs"]
 #[allow(dead_code, unreachable_pub, reason = "each test program uses its part")]
 mod load;
+#[path = "../common/moments.rs"]
+mod moments;
 #[path = "../common/mount.rs"]
 mod mount;
 mod operations;

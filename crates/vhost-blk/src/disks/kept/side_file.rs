@@ -99,7 +99,11 @@ fn save(image: &Image, layers: &Layers) -> Result<usize, String> {
 /// program cannot go on with them.
 pub(in crate::disks) fn load(image: &Image, obstacle: Option<&str>) -> Earlier {
     let Ok(path) = place(&image.top) else { return Earlier::default() };
-    if image.disk.info().read_only || fs::symlink_metadata(&path).is_err() {
+    if image.disk.info().read_only {
+        return Earlier::default();
+    }
+    remove_incomplete(&path);
+    if fs::symlink_metadata(&path).is_err() {
         return Earlier::default();
     }
     let bytes = read(&path);
@@ -144,12 +148,29 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
+/// Name of the file until it is complete. It is always the same one, so that the next start finds it.
+fn incomplete(path: &Path) -> OsString {
+    let mut name = OsString::from(".");
+    name.push(path.file_name().unwrap_or_default());
+    name.push(".part");
+    name
+}
+
+/// Removes the file that a program left that was killed while it wrote.
+fn remove_incomplete(path: &Path) {
+    let left = path.with_file_name(incomplete(path));
+    if let Err(why) = fs::remove_file(&left)
+        && why.kind() != io::ErrorKind::NotFound
+    {
+        tracing::warn!(path = %left.display(), %why, "cannot remove an incomplete file of bitmaps");
+    }
+}
+
 /// Writes the file durably; its name has the old content, or all of the new one.
 fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let directory = path.parent().unwrap_or(Path::new("/"));
-    let prefix = format!(".{}.", path.file_name().unwrap_or_default().to_string_lossy());
-    let mut new =
-        tempfile::Builder::new().prefix(&prefix).suffix(".part").tempfile_in(directory)?;
+    let name = incomplete(path);
+    let mut new = tempfile::Builder::new().prefix(&name).rand_bytes(0).tempfile_in(directory)?;
     new.write_all(bytes)?;
     new.as_file().sync_all()?;
     new.persist(path).map_err(|error| error.error)?;
