@@ -4,7 +4,7 @@
 use crate::common::{self, program};
 use crate::rig::{Rig, run_line};
 use serde_json::{Value, json};
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
@@ -116,6 +116,13 @@ fn calls_that_arrive_together_are_answered_in_order() {
 fn hostile_bytes_end_their_connection_only() {
     let rig = Rig::new();
     rig.add("a", "");
+    let threads = || {
+        let mut names: Vec<String> =
+            rig.daemon.threads().into_iter().map(|(name, _)| name).collect();
+        names.sort();
+        names
+    };
+    let before = (rig.daemon.settled_descriptors(), threads());
     let mut random = fastrand::Rng::with_seed(1);
     let valid = br#"{"method":"io.vhostblk.Limit","parameters":{"name":"a","iops":5},"more":true}"#;
     for _ in 0..300 {
@@ -136,12 +143,16 @@ fn hostile_bytes_end_their_connection_only() {
         let _ = stream.write_all(&bytes);
         let _ = stream.shutdown(std::net::Shutdown::Write);
         let mut answer = Vec::new();
-        let _ = stream.read_to_end(&mut answer);
+        // The daemon hangs up, with a reset if it has not read everything.
+        if let Err(why) = stream.read_to_end(&mut answer) {
+            assert_eq!(why.kind(), ErrorKind::ConnectionReset, "{why}");
+        }
         for part in answer.split(|&byte| byte == 0).filter(|part| !part.is_empty()) {
             let reply: Value = serde_json::from_slice(part).unwrap();
             assert!(reply.get("error").is_some() || reply.get("parameters").is_some(), "{reply}");
         }
     }
+    assert_eq!((rig.daemon.settled_descriptors(), threads()), before);
     assert_eq!(rig.names(), ["a"]);
     rig.guest("a").write(0, &[1; 512]).unwrap();
 }
