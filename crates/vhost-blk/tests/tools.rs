@@ -3,7 +3,9 @@
 
 mod common;
 
-use common::{Daemon, Place, finish, one_line, program};
+use common::{Daemon, Place, finish, one_line, pattern, program};
+use driver::{Device, Options};
+use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::{Command, Output};
@@ -88,9 +90,30 @@ fn doctor_tells_that_an_image_is_being_served_and_leaves_it_alone() {
     let place = Place::new();
     let free = finish(doctor(&place).arg("--blk-file").arg(&place.image));
     assert!(line_of(&text(&free), "lock").starts_with("ok"));
-    let _daemon = Daemon::start(&mut place.serve(), &place.socket);
+    let daemon = Daemon::start(&mut place.serve(), &place.socket);
+    let mut guest = Device::connect(&place.socket, &Options::default()).unwrap();
+    let data = pattern(1 << 20, 1);
+    guest.write(0, &data).unwrap();
+    guest.flush().unwrap();
+    let image = || {
+        let about = fs::metadata(&place.image).unwrap();
+        let times = (about.mtime(), about.mtime_nsec(), about.ctime(), about.ctime_nsec());
+        (about.len(), times, fs::read(&place.image).unwrap())
+    };
+    let before = image();
+    assert!(before.2 == data);
     let held = finish(doctor(&place).arg("--blk-file").arg(&place.image));
-    assert!(!line_of(&text(&held), "lock").starts_with("ok"));
+    let held = text(&held);
+    let line = line_of(&held, "lock");
+    let user = format!("in use by vhost-blk (process {})", daemon.id());
+    assert!(line.starts_with("fail") && line.contains(&user), "{line}");
+    assert!(image() == before, "the doctor has changed the image");
+    let mut found = vec![0; data.len()];
+    guest.read(0, &mut found).unwrap();
+    assert!(found == data);
+    guest.write(8, &[7; 512]).unwrap();
+    guest.read(8, &mut found[..512]).unwrap();
+    assert_eq!(found[..512], [7; 512]);
 }
 
 #[test]
