@@ -9,7 +9,7 @@ use crate::host::fixture::{Disk, NullBlkOptions, dm_linear_pair, null_blk};
 use crate::host::integrity::tell;
 use crate::host::load::{Handles, Spec, memory_for, under_load};
 use crate::host::target::{need_module, options};
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, ensure};
 use driver::kernel::abi::{self, BlkOptions, BlkShare, SharedDebt, SharedLimits, VringAddr};
 use driver::kernel::{KernelDevice, KernelOptions, Workers, errno_of, regions_of};
 use driver::{Device, GuestMemory, Options};
@@ -20,7 +20,7 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use virtio_spec::features::{VHOST_F_LOG_ALL, bit};
 use vmm_sys_util::eventfd::EventFd;
 
@@ -82,6 +82,10 @@ const PART: u64 = 512;
 const REQUEST_BYTES: usize = 4096;
 /// Number of threads that make the call.
 const CALLERS: u64 = 2;
+/// Least calls of each of them beside the kicks.
+const CALLS_MIN: u64 = 10;
+/// Calls of each of them afterwards.
+const CALLS_QUIET: u64 = 50;
 
 /// The repeated call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -135,9 +139,9 @@ fn race_on(env: &Env, call: Call, seconds: u64, disks: &[Disk], event_idx: bool)
     let done = under_load(device, specs, |handles| {
         handles.wait_for_progress(STEP).context("before the calls")?;
         let callers = callers(env, call, disks, handles)?;
-        let calls = beside_kicks(&handles.kicks, callers, Instant::now() + limit)?;
+        let calls = beside_kicks(&handles.kicks, callers, limit)?;
         println!("{call:?}, event index {event_idx}: {calls:?} calls");
-        // No thread kicks needlessly any more, so a queue that missed a kick stays silent.
+        ensure!(calls.iter().all(|&count| count >= CALLS_MIN), "too few calls for a race");
         handles.wait_for_progress(STEP).context("after the calls")
     })?;
     tell(&done);
@@ -175,10 +179,12 @@ fn clones(events: &[EventFd]) -> Result<Vec<EventFd>> {
     Ok(events.iter().map(EventFd::try_clone).collect::<std::io::Result<_>>()?)
 }
 
-/// Runs all callers until `end` while a thread kicks all queues. Returns the number of calls of
-/// each caller.
-fn beside_kicks(kicks: &[EventFd], callers: Vec<Caller>, end: Instant) -> Result<Vec<u64>> {
-    let stop = AtomicBool::new(false);
+/// Runs all callers for `limit` while a thread kicks all queues, and then for some calls without that
+/// thread: a queue that misses a kick by one of these stays silent. Returns the number of calls of each
+/// caller beside the kicks.
+fn beside_kicks(kicks: &[EventFd], callers: Vec<Caller>, limit: Duration) -> Result<Vec<u64>> {
+    let (stop, is_quiet) = (AtomicBool::new(false), AtomicBool::new(false));
+    let (stop, is_quiet) = (&stop, &is_quiet);
     std::thread::scope(|scope| {
         let kicker = scope.spawn(|| -> std::io::Result<()> {
             while !stop.load(Relaxed) {
@@ -187,11 +193,13 @@ fn beside_kicks(kicks: &[EventFd], callers: Vec<Caller>, end: Instant) -> Result
             Ok(())
         });
         let callers: Vec<_> =
-            callers.into_iter().map(|caller| scope.spawn(move || caller.run(end))).collect();
-        let joined = callers.into_iter().map(|caller| caller.join());
-        let counts: Vec<_> = joined.collect();
+            callers.into_iter().map(|caller| scope.spawn(move || caller.run(is_quiet))).collect();
+        std::thread::sleep(limit);
         stop.store(true, Relaxed);
-        kicker.join().map_err(|_| anyhow!("the kicking thread panicked"))??;
+        let kicked = kicker.join();
+        is_quiet.store(true, Relaxed);
+        let counts: Vec<_> = callers.into_iter().map(|caller| caller.join()).collect();
+        kicked.map_err(|_| anyhow!("the kicking thread panicked"))??;
         counts.into_iter().map(|count| count.map_err(|_| anyhow!("a caller panicked"))?).collect()
     })
 }
@@ -213,11 +221,15 @@ struct Caller {
 }
 
 impl Caller {
-    fn run(mut self, end: Instant) -> Result<u64> {
+    /// Makes calls until no thread kicks needlessly, and some more. Returns the number of the former.
+    fn run(mut self, is_quiet: &AtomicBool) -> Result<u64> {
         let mut count = 0;
-        while Instant::now() < end {
+        while !is_quiet.load(Relaxed) {
             self.once().with_context(|| format!("call {count}"))?;
             count += 1;
+        }
+        for n in 0..CALLS_QUIET {
+            self.once().with_context(|| format!("call {n} without needless kicks"))?;
         }
         if self.call == Call::Limits {
             self.device.share_limits(BlkShare::default())?;
@@ -280,7 +292,7 @@ impl Caller {
                     [self.device.set_vring_num(queue, 8), self.device.set_vring_base(queue, 0)]
                 {
                     let errno = outcome.as_ref().err().and_then(errno_of);
-                    anyhow::ensure!(errno == Some(libc::EBUSY), "of a running queue: {outcome:?}");
+                    ensure!(errno == Some(libc::EBUSY), "of a running queue: {outcome:?}");
                 }
             }
         }
