@@ -10,6 +10,7 @@ use crate::host::load::{Handles, allow_errors, under_load};
 use crate::host::module;
 use crate::host::target::{self, Target, check_serves, options};
 use anyhow::{Context, Result, ensure};
+use driver::kernel::errno_of;
 use kit::faults::Fault;
 use kit::outcome::skip;
 use kit::set::Set::{Full, Gating};
@@ -171,6 +172,12 @@ fn loaded(
     Ok(done.iter().map(|done| done.errors).sum())
 }
 
+/// An error of the kernel for an allocation that failed. memfd_create() then says that there is no space.
+fn is_lack_of_memory(cause: &(dyn std::error::Error + 'static)) -> bool {
+    let errno = cause.downcast_ref::<std::io::Error>().and_then(errno_of);
+    matches!(errno, Some(libc::ENOMEM | libc::ENOSPC))
+}
+
 /// Allocations fail while devices are opened, set up and closed.
 pub(crate) fn set_up_fails(env: &Env, rounds: u64) -> Result<()> {
     target::need_module()?;
@@ -187,13 +194,19 @@ pub(crate) fn set_up_fails(env: &Env, rounds: u64) -> Result<()> {
             myself.set(false)?;
             match outcome {
                 Ok(_) => up += 1,
-                Err(_) => refused += 1,
+                Err(why) => {
+                    let is_injected = why.chain().any(is_lack_of_memory);
+                    ensure!(is_injected, "a set-up failed for another reason: {why:#}");
+                    refused += 1;
+                }
             }
         }
-        println!("{} faults were injected", fault.injected()?);
+        let injected = fault.injected()?;
+        println!("{injected} faults were injected");
+        ensure!(injected > 0, "no fault was injected");
     }
     println!("{up} devices came up, {refused} did not");
-    ensure!(refused > 0, "no set-up has failed");
+    ensure!(refused > 0 && up > 0, "{refused} set-ups have failed, and {up} have not");
     module::wait_for_references(refs).context("after set-ups that failed")?;
     check_serves(env, &disk)
 }
