@@ -8,7 +8,7 @@ use crate::host::disks::{SLOW, disk_like, slow_and_cached, usual};
 use crate::host::env::{Env, Plane};
 use crate::host::fixture::{Disk, FileSystem, image};
 use crate::host::integrity::{Setup, disk_of, tell};
-use crate::host::load::{Done, Spec, under_load};
+use crate::host::load::{Done, Spec, allow_lost_calls, under_load};
 use crate::host::target::{self, Target, options};
 use crate::host::{integrity, requests};
 use anyhow::{Context, Result, bail, ensure};
@@ -298,28 +298,34 @@ fn check_totals(daemon: &Daemon, done: &[Done]) -> Result<()> {
 }
 
 /// Kills the daemon with SIGKILL repeatedly, under load; its successor replays the requests in
-/// flight.
+/// flight. Each other call arrives.
 pub(crate) fn kill_daemon(env: &Env, disk: Result<Disk>, setup: Setup) -> Result<()> {
     let env = &env.over_daemon();
     let disk = disk_of(env, disk)?;
     println!("on {disk}, {setup:?}");
-    let mut specs = setup.specs(env, &disk);
-    specs.iter_mut().for_each(|spec| spec.calls_may_be_lost = true);
+    let specs = setup.specs(env, &disk);
     let options = Options { inflight: true, ..setup.options(&specs) };
     let Target { device, daemon } = target::serve(env, &disk, &options)?;
     ensure!(device.inflight().is_some(), "the daemon has no in-flight region");
     let Some(mut daemon) = daemon else { bail!("there is no daemon") };
     let mut rng = Rng::new(env.seed() ^ 3);
-    let done = under_load(device, specs, |handles| {
-        for round in 0..env.rounds(setup.requests) {
+    let (rounds, mut recovered) = (env.rounds(setup.requests), 0);
+    let done = under_load(device, specs.clone(), |handles| {
+        for round in 0..rounds {
             handles.wait_for_progress(STEP).with_context(|| format!("before kill {round}"))?;
             std::thread::sleep(Duration::from_micros(rng.below(20_000)));
+            allow_lost_calls(&specs, true);
             daemon.replace().with_context(|| format!("kill {round}"))?;
             handles.reconnect(daemon.connect()?).with_context(|| format!("after kill {round}"))?;
+            allow_lost_calls(&specs, false);
+            handles.wait_for_progress(STEP).with_context(|| format!("after kill {round}"))?;
+            recovered += daemon.total("queue_recovered_requests_total")?;
         }
-        handles.wait_for_progress(STEP).context("after the last kill")
+        Ok(())
     })?;
     tell(&done);
+    println!("{recovered} requests were in flight at {rounds} kills");
+    ensure!(recovered > 0, "no kill has met a request in flight");
     ensure!(daemon.is_alive(), "the last daemon died");
     Ok(())
 }

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A load that verifies every byte that it reads, and knows the data that it wrote.
 
-mod errors;
 mod many;
+mod periods;
 mod slot;
 pub(crate) mod stamp;
 
-pub(crate) use errors::{Errors, allow_errors};
 pub(crate) use many::{Handles, memory_for, under_load};
+pub(crate) use periods::{Periods, allow_errors, allow_lost_calls};
 
 use crate::host::target::LIMIT;
 use anyhow::{Context, Result, anyhow, bail, ensure};
@@ -22,7 +22,7 @@ use virtio_spec::blk::{S_IOERR, S_OK};
 
 /// Polls of an empty used ring before a polling load sleeps.
 const SPINS: u32 = 2000;
-/// Interval at which a load checks for a call that was lost when its device was killed.
+/// Interval at which a load looks whether its call may be lost.
 const RENEW: Duration = Duration::from_millis(50);
 
 /// Blocks of a write that creates many extents.
@@ -40,9 +40,9 @@ pub(crate) struct Spec {
     /// Uses indirect tables for some of the requests.
     pub(crate) indirect: bool,
     /// Lets requests end with S_IOERR; the content of the sectors that they touched is then unknown.
-    pub(crate) errors: Errors,
-    /// The device may be killed, which can lose a call.
-    pub(crate) calls_may_be_lost: bool,
+    pub(crate) errors: Periods,
+    /// Lets calls be lost, as by the death of a device between a used request and its call.
+    pub(crate) lost_calls: Periods,
     /// The load includes WRITE_ZEROES requests.
     pub(crate) zeroes: bool,
     /// The load includes FLUSH requests.
@@ -67,8 +67,8 @@ impl Spec {
             unit,
             rooms: vec![largest, small, small, small, small, small],
             indirect: true,
-            errors: Errors::default(),
-            calls_may_be_lost: false,
+            errors: Periods::default(),
+            lost_calls: Periods::default(),
             zeroes: true,
             flushes: true,
             fragments: false,
@@ -272,13 +272,21 @@ impl Load {
                 std::hint::spin_loop();
             }
         }
-        while self.queue.arm_calls() {
-            let limit = if self.spec.calls_may_be_lost { RENEW } else { LIMIT };
-            if !self.queue.wait_call_for(limit)? && Instant::now() >= end {
-                return Err(self.silence());
+        loop {
+            let since = self.spec.lost_calls.now();
+            if !self.queue.arm_calls() {
+                return Ok(());
+            }
+            // A used request ends this wait only if its call may be lost.
+            while !self.queue.wait_call_for(RENEW)? {
+                if Instant::now() >= end {
+                    return Err(self.silence());
+                }
+                if self.spec.lost_calls.allowed_since(since) {
+                    break;
+                }
             }
         }
-        Ok(())
     }
 
     fn has_used(&mut self) -> bool {

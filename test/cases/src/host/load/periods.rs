@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tells which requests of a load may fail: those in flight while a case lets storage fail.
+//! Tells when a load accepts a failure: while a case lets storage fail, or kills the device.
 
 use super::Spec;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Periods in which requests may fail, shared by the loads of a case. None has begun at first.
+/// Periods in which a failure is accepted, shared by the loads of a case. None has begun at first.
 ///
 /// The number counts their starts and ends: it is odd during a period.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Errors(Arc<AtomicU64>);
+pub(crate) struct Periods(Arc<AtomicU64>);
 
-/// A moment of [`Errors`].
+/// A moment of [`Periods`].
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Moment(u64);
 
-impl Errors {
-    /// Starts a period in which requests may fail, or ends it.
+impl Periods {
+    /// Starts a period, or ends it.
     pub(crate) fn allow(&self, allowed: bool) {
         let step = |changes: u64| ((changes % 2 == 1) != allowed).then_some(changes + 1);
         // An error: the period has begun, or ended, before.
@@ -28,7 +28,7 @@ impl Errors {
         Moment(self.0.load(Relaxed))
     }
 
-    /// Errors were allowed at `since` or at any time from then on. Large requests outlive a
+    /// Failures were allowed at `since` or at any time from then on. Large requests outlive a
     /// period: one that met the failing storage may end long after the storage works again.
     pub(super) fn allowed_since(&self, since: Moment) -> bool {
         since.0 % 2 == 1 || self.0.load(Relaxed) != since.0
@@ -40,13 +40,18 @@ pub(crate) fn allow_errors(specs: &[Spec], allowed: bool) {
     specs.iter().for_each(|spec| spec.errors.allow(allowed));
 }
 
+/// Lets calls for the loads be lost, or no call for which a load waits from now on.
+pub(crate) fn allow_lost_calls(specs: &[Spec], allowed: bool) {
+    specs.iter().for_each(|spec| spec.lost_calls.allow(allowed));
+}
+
 #[cfg(test)]
 mod tests {
-    use super::Errors;
+    use super::Periods;
 
     #[test]
     fn requests_that_were_in_flight_during_a_period_may_fail() {
-        let errors = Errors::default();
+        let errors = Periods::default();
         let before = errors.now();
         assert!(!errors.allowed_since(before));
         errors.allow(false);

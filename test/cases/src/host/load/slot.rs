@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The guest memory of one request, and the segments of the request.
 
-use super::errors::Moment;
+use super::periods::Moment;
 use super::stamp::SECTOR;
 use anyhow::Result;
 use driver::{Area, GuestMemory, Queue, Segment};

@@ -11,7 +11,7 @@ mod system;
 
 use crate::case::cases;
 use crate::host::env::Env;
-use crate::host::load::{Handles, Spec, memory_for, under_load};
+use crate::host::load::{Handles, Spec, allow_lost_calls, memory_for, under_load};
 use crate::host::target::{LIMIT, options};
 use anyhow::{Context, Result, ensure};
 use driver::{Device, Options};
@@ -182,8 +182,9 @@ fn show_sandbox() -> Result<()> {
 
 /// Upgrades the package, and then kills the daemon, while two queues write and verify.
 fn load_and_upgrade(env: &Env) -> Result<()> {
-    verified_load(env, DATA_SOCKET, |handles| {
+    verified_load(env, DATA_SOCKET, |handles, specs| {
         upgrade(handles)?;
+        allow_lost_calls(specs, true);
         crash(handles)
     })
 }
@@ -192,13 +193,12 @@ fn load_and_upgrade(env: &Env) -> Result<()> {
 fn verified_load(
     env: &Env,
     socket: &str,
-    body: impl FnOnce(&mut Handles) -> Result<()>,
+    body: impl FnOnce(&mut Handles, &[Spec]) -> Result<()>,
 ) -> Result<()> {
     let specs: Vec<Spec> = (0..2)
         .map(|queue| {
             let sectors = queue * PART..(queue + 1) * PART;
-            let spec = Spec::new(sectors, 1, REQUEST_MAX, env.seed() + queue);
-            Spec { calls_may_be_lost: true, ..spec }
+            Spec::new(sectors, 1, REQUEST_MAX, env.seed() + queue)
         })
         .collect();
     let options = Options {
@@ -210,9 +210,9 @@ fn verified_load(
         ..options()
     };
     let device = Device::from_stream(UnixStream::connect(socket)?, &options)?;
-    let done = under_load(device, specs, |handles| {
+    let done = under_load(device, specs.clone(), |handles| {
         handles.wait_for_progress(STEP)?;
-        body(handles)
+        body(handles, &specs)
     })?;
     for (queue, done) in done.iter().enumerate() {
         println!("queue {queue}: {} requests, {} bytes verified", done.requests, done.verified);

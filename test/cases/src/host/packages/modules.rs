@@ -44,7 +44,7 @@ fn life_of_the_modules(env: &Env) -> Result<()> {
         Ok(expect_access("/dev/vhost-blk", 0o660, "vhost-blk").is_ok())
     })?;
     serve()?;
-    verified_load(env, SOCKET, |handles| {
+    verified_load(env, SOCKET, |handles, _| {
         build(&["vhost-blk-dkms"], New)?;
         handles.wait_for_progress(STEP).context("after the upgrade of the module's package")
     })?;
@@ -94,7 +94,7 @@ fn run_upgraded(env: &Env) -> Result<()> {
     run("rmmod", &["vhost_blk"])?;
     load("vhost_blk")?;
     run("systemctl", &["start", UNIT])?;
-    verified_load(env, SOCKET, |_| Ok(()))?;
+    verified_load(env, SOCKET, |_, _| Ok(()))?;
     run("systemctl", &["stop", UNIT])?;
     run("rmmod", &["vhost_blk"]).map(drop)
 }
