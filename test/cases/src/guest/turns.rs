@@ -5,7 +5,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use anyhow::{Result, anyhow, bail, ensure};
+use anyhow::{Result, anyhow, ensure};
 
 use crate::case::cases;
 use crate::guest::load::memory::Aligned;
@@ -30,8 +30,8 @@ const READS: u64 = 8000;
 /// Number of reads with which each other thread may pass a waiting read on the bio path, where
 /// sleepers continue in order. (Tags of the request path have no order.)
 const PASSED_MAX: u64 = 10 * THREADS;
-/// A thread that gets no CPU is passed too, so a single round within the limit suffices.
-const ROUNDS: u32 = 5;
+/// A thread that gets no CPU is passed too, so most rounds have to be within the limit, and not all.
+const ROUNDS: usize = 5;
 
 /// Observations of a thread.
 struct Seen {
@@ -48,11 +48,13 @@ fn turns(context: &Context) -> Result<()> {
     let mut passed = Vec::new();
     for _ in 0..ROUNDS {
         passed.push(round(&path)?);
-        if !context.mode.is_bio() || passed.last() < Some(&PASSED_MAX) {
+        if !context.mode.is_bio() {
             return Ok(());
         }
     }
-    bail!("{passed:?} reads of others came first")
+    let within = passed.iter().filter(|passed| **passed < PASSED_MAX).count();
+    ensure!(within > ROUNDS / 2, "{passed:?} reads of others came first");
+    Ok(())
 }
 
 /// Runs all threads once. Returns the most reads of others that passed a waiting read.
