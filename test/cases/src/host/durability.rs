@@ -267,8 +267,10 @@ fn check(env: &Env, disk: &Disk, flushes: &Flushes) -> Result<()> {
 
 fn durable(mut target: Target, flushes: &Flushes) -> Result<()> {
     let device = &mut target.device;
-    let count = flushes.of(|| write_all(device, 3))?;
-    ensure!(count >= WRITES, "{count} flushes for {WRITES} writes");
+    for n in 0..WRITES {
+        let count = flushes.of(|| Ok(device.write(n * 8, &[3; 4096])?))?;
+        ensure!(count >= 1, "{count} flushes for write {n}");
+    }
     let count = flushes.of(|| Ok(device.write_zeroes(0, 8, 0)?))?;
     ensure!(count >= 1, "{count} flushes for a WRITE_ZEROES");
     Ok(())
