@@ -2,6 +2,7 @@
 //! The locks of a chain, and files of it that have moved.
 
 use crate::load::under_load;
+use crate::locks::{self, End};
 use crate::{QUEUES, Rig, chain, read_and_write, text, upgrade, upgrade_under_load};
 use backend::file::{File, FileError, FileOptions};
 use backend::lock::LockError;
@@ -60,8 +61,15 @@ fn no_program_gets_the_lock_of_a_file_of_the_chain_during_upgrades() {
         let (_, session) = under_load(device, QUEUES.into(), |loaded| {
             let attempts = std::thread::scope(|scope| {
                 let intruders = [scope.spawn(intrude), scope.spawn(run_qemu)];
-                upgrade_under_load(&rig, 10, |_| loaded.wait_for_progress(5));
-                stop.store(true, Ordering::Relaxed);
+                let (end, mut expected) = (End(&stop), None);
+                upgrade_under_load(&rig, 10, |attempt| {
+                    loaded.wait_for_progress(5);
+                    let marks = locks::marks(&rig.daemon);
+                    assert_eq!(*expected.get_or_insert_with(|| marks.clone()), marks);
+                    expected = Some(locks::mark(&rig.daemon, attempt as u64 + 1));
+                });
+                assert_eq!(expected, Some(locks::marks(&rig.daemon)));
+                drop(end);
                 intruders.map(|intruder| intruder.join().unwrap())
             });
             println!("{attempts:?} attempts");

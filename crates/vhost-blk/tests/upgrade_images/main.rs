@@ -12,6 +12,8 @@ mod known;
 mod load;
 mod loads;
 mod locked;
+#[path = "../common/locks.rs"]
+mod locks;
 #[path = "../common/moments.rs"]
 mod moments;
 #[path = "../common/mount.rs"]

@@ -3,6 +3,8 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+#[path = "../common/locks.rs"]
+mod locks;
 mod moments;
 mod refused;
 #[path = "../upgrade/served.rs"]

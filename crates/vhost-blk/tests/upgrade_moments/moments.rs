@@ -2,10 +2,11 @@
 //! Upgrades at particular moments.
 
 use crate::common::{Daemon, Place, own_path, program, run};
+use crate::locks::{self, End};
 use crate::served::{Served, ctl, served};
 use driver::{Device, Options, QueueSetup};
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 #[test]
@@ -113,30 +114,36 @@ fn of_two_upgrades_at_once_each_is_done_or_refused_with_a_reason() {
     }
 }
 
-/// Tries to serve the image as well, again and again, until `stop`. Returns the number of attempts.
-fn intrude(place: &Place, stop: &AtomicBool) -> usize {
-    let mut attempts = 0;
+/// Tries to serve the image as well, again and again, until `stop`. Counts the attempts.
+fn intrude(place: &Place, stop: &AtomicBool, attempts: &AtomicUsize) {
     while !stop.load(Ordering::Relaxed) {
         let options =
             backend::FileOptions { lock: Some(Duration::ZERO), ..backend::FileOptions::default() };
         let opened = backend::file::File::open(&place.image, options);
-        assert!(opened.is_err(), "the image was not locked at attempt {attempts}");
-        attempts += 1;
+        let attempt = attempts.fetch_add(1, Ordering::Relaxed);
+        assert!(opened.is_err(), "the image was not locked at attempt {attempt}");
     }
-    attempts
 }
 
+/// The lock is that of an open file description, which the new program inherits: it is never released.
 #[test]
 fn the_image_is_locked_at_every_moment_of_an_upgrade() {
     let served = served(&[]);
-    let stop = AtomicBool::new(false);
-    let attempts = std::thread::scope(|scope| {
-        let intruder = scope.spawn(|| intrude(&served.place, &stop));
-        (0..10).for_each(|_| _ = served.upgrade());
-        stop.store(true, Ordering::Relaxed);
-        intruder.join().unwrap()
+    let (stop, attempts) = (AtomicBool::new(false), AtomicUsize::new(0));
+    std::thread::scope(|scope| {
+        let intruder = scope.spawn(|| intrude(&served.place, &stop, &attempts));
+        let _end = End(&stop);
+        for n in 1..=10 {
+            let marks = locks::mark(&served.daemon, n);
+            assert_eq!(marks.keys().collect::<Vec<_>>(), [&served.place.image]);
+            let before = attempts.load(Ordering::Relaxed);
+            served.upgrade();
+            assert_eq!(locks::marks(&served.daemon), marks, "another description has the lock");
+            let during = attempts.load(Ordering::Relaxed) - before;
+            println!("{during} attempts during upgrade {n}");
+            assert!(during > 0 && !intruder.is_finished());
+        }
     });
-    assert!(attempts > 10, "{attempts}");
 }
 
 #[test]
