@@ -5,71 +5,118 @@ mod common;
 
 use common::{Place, finish, one_line, program, run, stdout};
 
-/// Runs `serve` with one more option on an otherwise right command line; nothing may be left.
-#[track_caller]
-fn refused(option: &[&str], code: i32, words: &[&str]) {
-    let place = Place::new();
-    let output = finish(place.serve().args(option));
-    let line = one_line(&output, code);
-    for word in words {
-        assert!(line.contains(word), "`{word}` is not in: {line}");
+/// A rule, an option of `serve` that breaks it, the exit code, and words of the error.
+type Wrong = (&'static str, &'static [&'static str], i32, &'static [&'static str]);
+
+const WRONG: &[Wrong] = &[
+    (
+        "a queue size that is no power of two is refused",
+        &["--queue-size", "100"],
+        2,
+        &["--queue-size", "power of two from 2 to 32768"],
+    ),
+    (
+        "a queue size above the specification is refused",
+        &["--queue-size=65536"],
+        2,
+        &["power of two"],
+    ),
+    ("no queues are refused", &["--num-queues", "0"], 2, &["--num-queues", "1 to 64"]),
+    ("too many queues are refused", &["--num-queues", "65"], 2, &["1 to 64"]),
+    ("no threads are refused", &["--threads", "0"], 2, &["--threads", "1 to 64"]),
+    (
+        "a serial of 21 bytes is refused",
+        &["--serial", "123456789012345678901"],
+        2,
+        &["--serial", "21 bytes", "at most 20"],
+    ),
+    ("a serial beyond ascii is refused", &["--serial", "é"], 2, &["ASCII"]),
+    (
+        "an odd block size is refused",
+        &["--logical-block-size", "1024"],
+        2,
+        &["--logical-block-size", "512 or 4096"],
+    ),
+    (
+        "a cpu that is not there is refused",
+        &["--cpus", "0,8000"],
+        2,
+        &["--cpus", "CPU 8000 is not online", "choose from"],
+    ),
+    ("a backward cpu range is refused", &["--cpus", "3-1"], 2, &["numbers and ranges"]),
+    (
+        "a mode that is not octal is refused",
+        &["--socket-mode", "0888"],
+        2,
+        &["--socket-mode", "octal"],
+    ),
+    (
+        "a group that is not there is refused",
+        &["--socket-group", "no-such-group"],
+        2,
+        &["no-such-group", "no such group"],
+    ),
+    ("a switch is on or off", &["--direct", "yes"], 2, &["--direct", "on, off"]),
+    ("read only takes on or off", &["--read-only=maybe"], 2, &["--read-only", "on, off"]),
+    ("discard takes on or off", &["--discard", "1"], 2, &["--discard", "on, off"]),
+    ("packed takes on or off", &["--packed", ""], 2, &["--packed"]),
+    ("pin memory takes on or off", &["--pin-memory", "auto"], 2, &["--pin-memory", "on, off"]),
+    ("iopoll takes three words", &["--iopoll", "maybe"], 2, &["--iopoll", "auto, on, off"]),
+    (
+        "iopoll on a file without poll queues is refused",
+        &["--iopoll", "on"],
+        1,
+        &["poll queues", "--iopoll auto"],
+    ),
+    ("lock takes two words", &["--lock", "on"], 2, &["--lock", "auto, off"]),
+    ("a cache mode is known", &["--cache", "none"], 2, &["--cache", "writeback, writethrough"]),
+    ("a backend is known", &["--backend", "qcow2"], 2, &["--backend", "file, mem, null"]),
+    ("a log level is known", &["--log-level", "loud"], 2, &["error, warn, info, debug, trace"]),
+    ("a log format is known", &["--log-format", "xml"], 2, &["json, text"]),
+    ("a data plane is known", &["--data-plane", "fpga"], 2, &["auto, kernel, uring"]),
+    (
+        "polling for more than a second is refused",
+        &["--poll-max-us", "1000001"],
+        2,
+        &["--poll-max-us", "0 to 1000000"],
+    ),
+    ("a size for a file is refused", &["--size", "1M"], 2, &["--size", "file"]),
+    ("a size of half a sector is refused", &["--size", "256"], 2, &["--size", "multiple of 512"]),
+    (
+        "an image for a null disk is refused",
+        &["--backend", "null", "--size", "1M"],
+        2,
+        &["--blk-file", "null"],
+    ),
+    ("a null disk needs a size", &["--backend", "mem"], 2, &["mem"]),
+    ("an unknown wrapper is refused", &["--wrap", "shrink"], 2, &["--wrap", "shrink"]),
+    ("two sockets are refused", &["--fd", "7"], 2, &["--fd", "--socket-path"]),
+    (
+        "a misspelt option is named with the right one",
+        &["--qeue-size", "8"],
+        2,
+        &["--qeue-size", "'--queue-size'"],
+    ),
+    ("a missing configuration is refused", &["--config", "/no/such.toml"], 2, &["/no/such.toml"]),
+    (
+        "an option given twice is refused",
+        &["--threads", "1", "--threads", "2"],
+        2,
+        &["--threads", "multiple times"],
+    ),
+];
+
+#[test]
+fn each_wrong_option_of_an_otherwise_right_command_is_refused_with_a_reason_and_a_remedy() {
+    for (rule, option, code, words) in WRONG {
+        println!("{rule}");
+        let place = Place::new();
+        let line = one_line(&finish(place.serve().args(*option)), *code);
+        for word in *words {
+            assert!(line.contains(word), "{rule}: `{word}` is not in: {line}");
+        }
+        assert_eq!(place.files(), ["disk.img"], "{rule}");
     }
-    assert_eq!(place.files(), ["disk.img"]);
-}
-
-macro_rules! refuses {
-    ($($name:ident: $option:expr, $code:expr, $words:expr;)*) => {
-        $(#[test] fn $name() { refused(&$option, $code, &$words) })*
-    };
-}
-
-refuses! {
-    a_queue_size_that_is_no_power_of_two_is_refused:
-        ["--queue-size", "100"], 2, ["--queue-size", "power of two from 2 to 32768"];
-    a_queue_size_above_the_specification_is_refused:
-        ["--queue-size=65536"], 2, ["power of two"];
-    no_queues_are_refused: ["--num-queues", "0"], 2, ["--num-queues", "1 to 64"];
-    too_many_queues_are_refused: ["--num-queues", "65"], 2, ["1 to 64"];
-    no_threads_are_refused: ["--threads", "0"], 2, ["--threads", "1 to 64"];
-    a_serial_of_21_bytes_is_refused:
-        ["--serial", "123456789012345678901"], 2, ["--serial", "21 bytes", "at most 20"];
-    a_serial_beyond_ascii_is_refused: ["--serial", "é"], 2, ["ASCII"];
-    an_odd_block_size_is_refused:
-        ["--logical-block-size", "1024"], 2, ["--logical-block-size", "512 or 4096"];
-    a_cpu_that_is_not_there_is_refused:
-        ["--cpus", "0,8000"], 2, ["--cpus", "CPU 8000 is not online", "choose from"];
-    a_backward_cpu_range_is_refused: ["--cpus", "3-1"], 2, ["numbers and ranges"];
-    a_mode_that_is_not_octal_is_refused: ["--socket-mode", "0888"], 2, ["--socket-mode", "octal"];
-    a_group_that_is_not_there_is_refused:
-        ["--socket-group", "no-such-group"], 2, ["no-such-group", "no such group"];
-    a_switch_is_on_or_off: ["--direct", "yes"], 2, ["--direct", "on, off"];
-    read_only_takes_on_or_off: ["--read-only=maybe"], 2, ["--read-only", "on, off"];
-    discard_takes_on_or_off: ["--discard", "1"], 2, ["--discard", "on, off"];
-    packed_takes_on_or_off: ["--packed", ""], 2, ["--packed"];
-    pin_memory_takes_on_or_off: ["--pin-memory", "auto"], 2, ["--pin-memory", "on, off"];
-    iopoll_takes_three_words: ["--iopoll", "maybe"], 2, ["--iopoll", "auto, on, off"];
-    iopoll_on_a_file_without_poll_queues_is_refused:
-        ["--iopoll", "on"], 1, ["poll queues", "--iopoll auto"];
-    lock_takes_two_words: ["--lock", "on"], 2, ["--lock", "auto, off"];
-    a_cache_mode_is_known: ["--cache", "none"], 2, ["--cache", "writeback, writethrough"];
-    a_backend_is_known: ["--backend", "qcow2"], 2, ["--backend", "file, mem, null"];
-    a_log_level_is_known: ["--log-level", "loud"], 2, ["error, warn, info, debug, trace"];
-    a_log_format_is_known: ["--log-format", "xml"], 2, ["json, text"];
-    a_data_plane_is_known: ["--data-plane", "fpga"], 2, ["auto, kernel, uring"];
-    polling_for_more_than_a_second_is_refused:
-        ["--poll-max-us", "1000001"], 2, ["--poll-max-us", "0 to 1000000"];
-    a_size_for_a_file_is_refused: ["--size", "1M"], 2, ["--size", "file"];
-    a_size_of_half_a_sector_is_refused: ["--size", "256"], 2, ["--size", "multiple of 512"];
-    an_image_for_a_null_disk_is_refused:
-        ["--backend", "null", "--size", "1M"], 2, ["--blk-file", "null"];
-    a_null_disk_needs_a_size: ["--backend", "mem"], 2, ["mem"];
-    an_unknown_wrapper_is_refused: ["--wrap", "shrink"], 2, ["--wrap", "shrink"];
-    two_sockets_are_refused: ["--fd", "7"], 2, ["--fd", "--socket-path"];
-    a_misspelt_option_is_named_with_the_right_one:
-        ["--qeue-size", "8"], 2, ["--qeue-size", "'--queue-size'"];
-    a_missing_configuration_is_refused: ["--config", "/no/such.toml"], 2, ["/no/such.toml"];
-    an_option_given_twice_is_refused:
-        ["--threads", "1", "--threads", "2"], 2, ["--threads", "multiple times"];
 }
 
 #[test]
