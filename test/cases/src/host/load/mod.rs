@@ -13,6 +13,7 @@ use crate::host::target::LIMIT;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use driver::{GuestMemory, Queue};
 use kit::rng::Rng;
+use periods::Moment;
 use slot::{Kind, Op, Slot};
 use std::collections::HashMap;
 use std::ops::Range;
@@ -277,16 +278,21 @@ impl Load {
             if !self.queue.arm_calls() {
                 return Ok(());
             }
-            // A used request ends this wait only if its call may be lost.
-            while !self.queue.wait_call_for(RENEW)? {
-                if Instant::now() >= end {
-                    return Err(self.silence());
-                }
-                if self.spec.lost_calls.allowed_since(since) {
-                    break;
-                }
+            self.wait_for_call(since, end)?;
+        }
+    }
+
+    /// Waits for a call. A used request without a call ends the wait only if calls may be lost.
+    fn wait_for_call(&mut self, since: Moment, end: Instant) -> Result<()> {
+        while !self.queue.wait_call_for(RENEW)? {
+            if Instant::now() >= end {
+                return Err(self.silence());
+            }
+            if self.spec.lost_calls.allowed_since(since) {
+                break;
             }
         }
+        Ok(())
     }
 
     fn has_used(&mut self) -> bool {
@@ -360,5 +366,55 @@ impl Load {
         }
         self.done.verified += data.len() as u64;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicBool;
+    use std::sync::atomic::Ordering::{Acquire, Release};
+
+    /// A load that waits for the call of a request, which is used already.
+    fn waiting() -> (Load, Moment) {
+        let spec = Spec::new(0..64, 1, 4096, 1);
+        let memory = GuestMemory::new(&memory_for(std::slice::from_ref(&spec))).unwrap();
+        let queue = Queue::new(&memory, 16, false, false).unwrap();
+        let mut load = Load::new(queue, &memory, spec);
+        load.start(0, Kind::Read, 0, 8).unwrap();
+        let since = load.spec.lost_calls.now();
+        assert!(load.queue.arm_calls());
+        let [_, _, used] = load.queue.split().areas();
+        used.store_u16(2, 1, Release);
+        assert!(load.has_used());
+        (load, since)
+    }
+
+    #[test]
+    fn a_used_request_ends_no_wait_before_its_call() {
+        let (mut load, since) = waiting();
+        let (call, called) = (load.queue.call_fd().try_clone().unwrap(), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(RENEW * 4);
+                called.store(true, Release);
+                call.write(1).unwrap();
+            });
+            load.wait_for_call(since, Instant::now() + LIMIT).unwrap();
+            assert!(called.load(Acquire));
+        });
+        let why = load.wait_for_call(since, Instant::now()).unwrap_err();
+        assert!(why.to_string().starts_with("a call was lost"), "{why}");
+    }
+
+    #[test]
+    fn a_call_may_be_lost_in_a_period_that_began_during_the_wait_for_it() {
+        let (mut load, since) = waiting();
+        load.spec.lost_calls.allow(true);
+        load.wait_for_call(since, Instant::now() + LIMIT).unwrap();
+        load.spec.lost_calls.allow(false);
+        load.wait_for_call(since, Instant::now() + LIMIT).unwrap();
+        let since = load.spec.lost_calls.now();
+        assert!(load.wait_for_call(since, Instant::now()).is_err(), "the period has ended");
     }
 }
