@@ -17,7 +17,7 @@ const SETTLED: Duration = Duration::from_millis(100);
 /// An idle thread may not run once in this time.
 const IDLE: Duration = Duration::from_secs(2);
 
-/// What a data-plane thread has used so far.
+/// Use of the CPU by a data-plane thread so far.
 #[derive(Debug, Default, PartialEq)]
 struct Usage {
     /// Clock ticks on a CPU, in user space and in the kernel.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The open file descriptions of a daemon that hold its locks. Each has a position, which the daemon
-//! neither uses nor changes: a mark that tells the description from one that was opened later.
+//! The open file descriptions of a daemon that hold its locks. The daemon neither uses nor changes
+//! the position of a description: a mark that tells the description from one that was opened later.
 
 use crate::common::Daemon;
 use rustix::fs::{SeekFrom, seek};

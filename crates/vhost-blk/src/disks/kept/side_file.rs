@@ -148,7 +148,7 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Name of the file until it is complete. It is always the same one, so that the next start finds it.
+/// Name of the file until it is complete: always the same one, so that the next start finds the file.
 fn incomplete(path: &Path) -> OsString {
     let mut name = OsString::from(".");
     name.push(path.file_name().unwrap_or_default());
