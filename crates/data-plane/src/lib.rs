@@ -29,6 +29,7 @@ mod io_workers;
 mod kernel;
 mod lanes;
 mod latency;
+mod limit_change;
 mod limits;
 mod mail;
 mod once_per_second;
@@ -62,6 +63,7 @@ pub use failure::{FailureKind, StorageFailure};
 pub use health::{Halt, Health, HealthEvent, HealthHook, HealthReport, HealthTotals, TraceHook};
 pub use kernel::{DEVICE_PATH, KernelOptions, check_kernel};
 pub use latency::{Histogram, LATENCY_BUCKETS, Latencies, Operation};
+pub use limit_change::{LimitChange, LimitError};
 pub use limits::Limits;
 pub use once_per_second::OncePerSecond;
 pub use plane::{

@@ -34,6 +34,7 @@ pub(crate) use bucket::{Clocks, Debt};
 pub(crate) use waits::{Duty, Wait};
 
 use crate::latency::monotonic;
+use crate::limit_change::{LimitChange, LimitError};
 use bucket::{Page, Span, add};
 use std::collections::BTreeSet;
 use std::num::NonZeroU64;
@@ -187,7 +188,26 @@ impl Limiter {
 
     /// Replaces the limits, and forgives the debt of the old ones.
     pub(crate) fn set(&self, limits: &Limits) {
+        self.set_in(&mut self.order(), limits);
+    }
+
+    /// Changes the limits, and forgives the debt of the old ones. Returns whether they differ. The lock of `order` makes
+    /// changes of different parts by different disks hold together.
+    ///
+    /// # Errors
+    /// [`LimitError::Last`] if a group would have no limit: the old ones hold.
+    pub(crate) fn change(&self, change: LimitChange) -> Result<bool, LimitError> {
         let mut order = self.order();
+        let new = change.of(order.limits);
+        match &self.group {
+            _ if new == order.limits => return Ok(false),
+            Some(group) if !new.is_set() => return Err(LimitError::Last(Arc::clone(group))),
+            _ => self.set_in(&mut order, &new),
+        }
+        Ok(true)
+    }
+
+    fn set_in(&self, order: &mut Order, limits: &Limits) {
         let (clocks, now) = (&self.clocks, self.now());
         order.limits = *limits;
         let burst = u64::try_from(limits.burst.as_nanos()).unwrap_or(u64::MAX);

@@ -11,6 +11,7 @@ pub use replacement::{Prepared, ReplaceError};
 use crate::error::{KernelError, QueueStartError};
 use crate::error_rules::ErrorRules;
 use crate::kernel::{KernelOptions, KernelPlane};
+use crate::limit_change::{LimitChange, LimitError};
 use crate::limits::Limits;
 use crate::plane::{DataPlane, KeptRequests, PlaneKind, QueueReport, QueueSetup, QueueState};
 use crate::uring_plane::UringPlane;
@@ -282,30 +283,52 @@ impl PlaneSelector {
         self.uring.limits_of_group(name)
     }
 
-    /// Makes the disk share the limits of a group on both planes: [`UringPlane::join_limit_group`].
-    /// Returns whether something has changed.
+    /// Makes the disk share the limits of a group on both planes, in place of its present ones, and changes them. A new
+    /// group has none before. Returns whether something has changed.
     ///
     /// # Errors
-    /// [`KernelError`] if the kernel is selected for the queues of this front-end or of the next one,
-    /// and cannot share limits: nothing is changed.
+    /// [`LimitError`] if the group would have no limit, or if the kernel is selected for the queues of this front-end or
+    /// of the next one, and cannot share limits: nothing is changed.
     pub fn join_limit_group(
         &mut self,
         name: &str,
-        limits: Option<&Limits>,
-    ) -> Result<bool, KernelError> {
-        let of_group = |planes: &Self| (planes.limit_group().cloned(), planes.limits());
-        let before = of_group(self);
-        if let Some(member) = self.uring.new_member(name) {
-            let in_use = [self.current.plane, self.preferred.plane].contains(&PlaneKind::Kernel);
+        change: LimitChange,
+    ) -> Result<bool, LimitError> {
+        let Some(member) = self.uring.new_member(name) else {
+            return self.uring.change_limits(change);
+        };
+        let in_use = [self.current.plane, self.preferred.plane].contains(&PlaneKind::Kernel);
+        if let Some(kernel) = &mut self.kernel {
+            kernel.share_limits(Some(Arc::clone(member.share())), in_use)?;
+        }
+        if let Err(error) = member.limiter().change(change) {
             if let Some(kernel) = &mut self.kernel {
-                kernel.share_limits(Some(Arc::clone(member.share())), in_use)?;
+                kernel.share_limits(self.uring.share_of_group(), false)?;
             }
-            self.uring.become_member(member);
+            return Err(error);
         }
-        if let Some(limits) = limits {
-            self.uring.set_limits(limits);
+        self.uring.become_member(member);
+        self.uring.limits_changed();
+        Ok(true)
+    }
+
+    /// Changes the limits of the disk on both planes, or those of its group. A change that removes all takes the disk
+    /// out of its group. Returns whether something has changed.
+    ///
+    /// # Errors
+    /// [`LimitError`]: the old limits hold.
+    pub fn change_limits(&mut self, change: LimitChange) -> Result<bool, LimitError> {
+        let is_of_group = self.limit_group().is_some();
+        if is_of_group && !change.removes_all() {
+            return self.uring.change_limits(change);
         }
-        Ok(of_group(self) != before)
+        // Only the thread of the disk changes its own limits.
+        let limits = change.of(self.limits());
+        let changed = is_of_group || limits != self.limits();
+        if changed {
+            self.set_limits(&limits)?;
+        }
+        Ok(changed)
     }
 
     /// Replaces the limits of the disk on both planes, or those of its group: see

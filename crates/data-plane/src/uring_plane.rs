@@ -4,6 +4,7 @@
 use crate::error::{KernelError, QueueStartError, StartError};
 use crate::event::QueueId;
 use crate::lanes::Lanes;
+use crate::limit_change::{LimitChange, LimitError};
 use crate::limits::{Limiter, Limits, Member, Share};
 use crate::mail::{Answer, Mail, Postbox};
 use crate::plane::{DataPlane, KeptRequests, QueueReport, QueueSetup, QueueState};
@@ -101,8 +102,25 @@ impl UringPlane {
         if !limits.is_set() && self.limit_group().is_some() {
             return self.become_member(Limiter::new(None).join());
         }
+        self.member.limiter().set(limits);
+        self.limits_changed();
+    }
+
+    /// Changes the limits of the disk and of the others of its group. Returns whether they differ.
+    ///
+    /// # Errors
+    /// [`LimitError::Last`]: the old ones hold.
+    pub(crate) fn change_limits(&self, change: LimitChange) -> Result<bool, LimitError> {
+        let changed = self.member.limiter().change(change)?;
+        if changed {
+            self.limits_changed();
+        }
+        Ok(changed)
+    }
+
+    /// Makes waiting queues adopt the limits.
+    pub(crate) fn limits_changed(&self) {
         let limiter = self.member.limiter();
-        limiter.set(limits);
         let tell = |postbox: &Postbox| postbox.send(Mail::LimitsChanged(Arc::clone(limiter)));
         self.lanes.pool().postboxes().for_each(tell);
     }

@@ -176,8 +176,8 @@ fn a_wrong_value_of_ctl_is_refused_with_the_right_ones() {
     for (line, told) in [
         ("ctl --timeout x list", "give a whole number of seconds, or 0 for no limit"),
         ("ctl set-errors --io-timeout 0.01", "from 0.1 to 86400, or 0 for none"),
-        ("ctl limit --iops 0", "from 1 to 1000000000, or --none for no limit"),
-        ("ctl limit --bandwidth 0", "give at least 1, or --none for no limit"),
+        ("ctl limit --iops 0", "from 1 to 1000000000, or off for no limit"),
+        ("ctl limit --bandwidth 0", "give at least 1, or off for no limit"),
         ("ctl pause -f", "unexpected argument '-f' found; see vhost-blk ctl pause --help"),
     ] {
         let line_told = one_line(&run(line.split(' ')), 2);

@@ -327,13 +327,19 @@ fn limits_are_set_at_the_start_and_changed_while_the_disk_is_served() {
     let text = || stdout(&ctl(&control, &["status"]));
     assert!(text().contains("limits      1000 requests/s, 5 MiB/s, burst 100 ms"), "{}", text());
     let limit = ["limit", "--iops", "20", "--burst-seconds", "1.5"];
-    assert_eq!(stdout(&ctl(&control, &limit)), "done\n");
-    assert_eq!(stdout(&ctl(&control, &limit)), "nothing to do\n");
+    let in_force = "limits: 20 requests/s, 5 MiB/s, burst 1500 ms\n";
+    assert_eq!(stdout(&ctl(&control, &limit)), format!("done; {in_force}"));
+    assert_eq!(stdout(&ctl(&control, &limit)), format!("nothing to do; {in_force}"));
     let told = serde_json::json!({
-        "group": null, "iops": 20, "bandwidth": null, "burst_ms": 1500,
+        "group": null, "iops": 20, "bandwidth": 5 << 20, "burst_ms": 1500,
     });
     assert_eq!(status(&control)["limits"], told);
-    assert_eq!(stdout(&ctl(&control, &["--json", "limit", "--none"])), "{\"changed\":true}\n");
+    let none: serde_json::Value =
+        serde_json::from_str(&stdout(&ctl(&control, &["--json", "limit", "--none"]))).unwrap();
+    let limits = serde_json::json!({
+        "group": null, "iops": null, "bandwidth": null, "burst_ms": 100,
+    });
+    assert_eq!(none, serde_json::json!({"changed": true, "limits": limits}));
     assert!(text().contains("limits      none"), "{}", text());
     for wrong in [
         &["limit"][..],
@@ -342,6 +348,8 @@ fn limits_are_set_at_the_start_and_changed_while_the_disk_is_served() {
         &["limit", "--iops", "1", "--burst-seconds", "0.001"],
         &["limit", "--iops", "1", "--burst-seconds", "1h"],
         &["limit", "--iops", "1", "--none"],
+        &["limit", "--burst-seconds", "1", "--none"],
+        &["limit", "--iops", "Off"],
         &["limit", "--group", "g", "--none"],
         &["limit", "--group", "/"],
     ] {
@@ -353,6 +361,6 @@ fn limits_are_set_at_the_start_and_changed_while_the_disk_is_served() {
     let mut command = place.serve();
     let line = one_line(&finish(command.args(["--limit-group", "g", "--limit-iops", "1"])), 2);
     assert!(line.contains("use vhost-blk daemon, or drop --limit-group"), "{line}");
-    let zero = b"{\"method\":\"io.vhostblk.Limit\",\"parameters\":{\"iops\":0}}\0";
-    assert_eq!(answer(&control, zero)["parameters"]["parameter"], "iops");
+    let negative = b"{\"method\":\"io.vhostblk.Limit\",\"parameters\":{\"iops\":-1}}\0";
+    assert_eq!(answer(&control, negative)["parameters"]["parameter"], "iops");
 }

@@ -10,8 +10,8 @@ use crate::handover::{Exported, Frozen};
 use crate::replace::{Order, Replace, Replacing};
 use crate::session::Session;
 use data_plane::{
-    ErrorPolicies, ErrorPolicy, ErrorRules, HealthReport, Limits, PlaneKind, QueueReport,
-    QueueStats,
+    ErrorPolicies, ErrorPolicy, ErrorRules, HealthReport, LimitChange, Limits, PlaneKind,
+    QueueReport, QueueStats,
 };
 use std::fmt::Display;
 use std::io;
@@ -50,6 +50,9 @@ pub enum Command {
     Limit(Limits),
     /// Makes the disk share the limits of the group of this name, and replaces them if there are some.
     JoinLimits(Arc<str>, Option<Limits>),
+    /// Changes a part of the limits of the disk, or of its group; with a name it joins that group before. The group
+    /// keeps a limit: only a change that removes all takes the disk out of it.
+    ChangeLimits(Option<Arc<str>>, LimitChange),
     /// Sets the cache mode: write-back if `true`. The guest keeps the mode that it has read, so that
     /// only a change to write-through is safe while a front-end is connected.
     SetCache(bool),
@@ -102,6 +105,8 @@ pub enum Answer {
     /// [`Command::Pause`], [`Command::Resume`], [`Command::Limit`], [`Command::JoinLimits`],
     /// [`Command::SetCache`] or [`Command::SetErrors`] succeeded: whether it changed anything.
     Changed(bool),
+    /// [`Command::ChangeLimits`] succeeded: whether it changed anything, the limits in force, and their group.
+    Limited(bool, Limits, Option<Arc<str>>),
     /// The command failed for this reason. The state is unchanged, unless the text says that the
     /// front-end is disconnected.
     Refused(String),
@@ -411,11 +416,18 @@ fn carry_out(session: &mut Session<'_>, command: Command, connected: bool) -> An
         }
         Command::Pause => session.pause().map_or_else(|error| refused(&error), Answer::Changed),
         Command::Limit(limits) => {
-            session.limit(limits).map_or_else(|error| refused(&error), Answer::Changed)
+            session.limit(None, limits.into()).map_or_else(|error| refused(&error), Answer::Changed)
         }
         Command::JoinLimits(group, limits) => session
-            .join_limits(&group, limits)
+            .limit(Some(&*group), limits.map(LimitChange::from).unwrap_or_default())
             .map_or_else(|error| refused(&error), Answer::Changed),
+        Command::ChangeLimits(group, change) => match session.limit(group.as_deref(), change) {
+            Ok(changed) => {
+                let (limits, group) = session.limits();
+                Answer::Limited(changed, limits, group)
+            }
+            Err(error) => refused(&error),
+        },
         Command::SetCache(on) => {
             session.set_cache(on, connected).map_or_else(|error| refused(&error), Answer::Changed)
         }

@@ -2,7 +2,7 @@
 //! Errors of the control plane.
 
 use backend::ResizeError;
-use data_plane::{KernelError, QueueStartError};
+use data_plane::{KernelError, LimitError, QueueStartError};
 use std::io;
 
 /// Errors that end a connection.
@@ -73,7 +73,10 @@ pub(crate) enum OperateError {
     /// A disk would lose its limits.
     #[error("the limit group {0} has no limits; give --iops or --bandwidth")]
     NoLimits(String),
-    /// The kernel plane cannot share limits.
+    /// The limits stay.
+    #[error(transparent)]
+    Limit(#[from] LimitError),
+    /// The kernel plane cannot treat errors like this.
     #[error(transparent)]
     Kernel(#[from] KernelError),
     /// No data plane could start the queues.

@@ -13,7 +13,7 @@ use crate::state::{
 };
 use crate::{Device, DeviceOptions};
 use backend::Info;
-use data_plane::{InflightRegion, KeptRequests, KernelError, Limits};
+use data_plane::{InflightRegion, KeptRequests, LimitError, Limits};
 use rustix::time::{ClockId, clock_gettime};
 use std::fs::File;
 use std::io;
@@ -283,10 +283,13 @@ impl Device {
 
     /// Takes over the limits and the group; the device has none yet. Disks of a group that are taken
     /// over at the same time bring the same limits.
-    fn take_over_limits(&mut self, limits: Limits, group: Option<&str>) -> Result<(), KernelError> {
+    fn take_over_limits(&mut self, limits: Limits, group: Option<&str>) -> Result<(), LimitError> {
         match group {
-            Some(group) => self.join_limits(group, limits.is_set().then_some(limits)).map(drop),
-            None => self.set_limits(limits),
+            Some(group) => {
+                let change = limits.is_set().then(|| limits.into()).unwrap_or_default();
+                self.planes.join_limit_group(group, change).map(drop)
+            }
+            None => Ok(self.set_limits(limits)?),
         }
     }
 }

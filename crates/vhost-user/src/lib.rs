@@ -176,10 +176,6 @@ impl Device {
         self.planes.set_limits(&limits)
     }
 
-    fn join_limits(&mut self, group: &str, limits: Option<Limits>) -> Result<bool, KernelError> {
-        self.planes.join_limit_group(group, limits.as_ref())
-    }
-
     /// Replaces the health of the disk, with its policy for errors. No queue may run. The kernel plane
     /// does not use it: the caller keeps a disk that can halt off that plane.
     pub fn set_health(&mut self, health: Arc<Health>) {

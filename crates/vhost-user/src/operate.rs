@@ -19,8 +19,9 @@
 use crate::control::{ErrorChange, Notice};
 use crate::error::OperateError;
 use crate::session::Session;
-use data_plane::{KeptRequests, KernelError, Limits, PlaneKind};
+use data_plane::{KeptRequests, LimitChange, Limits, PlaneKind};
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use virtio_spec::blk::SECTOR_BYTES;
 
@@ -107,38 +108,37 @@ impl Session<'_> {
         Ok(after * SECTOR_BYTES)
     }
 
-    /// Replaces the limits of the disk or of its group. Returns whether they differ from the old ones.
-    pub(crate) fn limit(&mut self, limits: Limits) -> Result<bool, KernelError> {
-        let leaves = !limits.is_set() && self.device.planes.limit_group().is_some();
-        if limits == self.device.planes.limits() && !leaves {
-            return Ok(false);
-        }
-        self.device.set_limits(limits)?;
-        self.limits_changed();
-        Ok(true)
-    }
-
-    /// Makes the disk share the limits of a group. Returns whether something has changed.
-    pub(crate) fn join_limits(
+    /// Changes the limits of the disk or of its group, or makes it share those of `group` and changes them. Returns
+    /// whether something has changed.
+    pub(crate) fn limit(
         &mut self,
-        group: &str,
-        limits: Option<Limits>,
+        group: Option<&str>,
+        change: LimitChange,
     ) -> Result<bool, OperateError> {
-        if limits.is_none() && self.device.planes.limits_of_group(group).is_none() {
-            return Err(OperateError::NoLimits(group.to_owned()));
-        }
-        let changed = self.device.join_limits(group, limits)?;
+        let planes = &mut self.device.planes;
+        let changed = match group {
+            Some(group) if change.is_empty() && planes.limits_of_group(group).is_none() => {
+                return Err(OperateError::NoLimits(group.to_owned()));
+            }
+            Some(group) => planes.join_limit_group(group, change)?,
+            None => planes.change_limits(change)?,
+        };
         if changed {
             self.limits_changed();
         }
         Ok(changed)
     }
 
-    fn limits_changed(&self) {
+    /// The limits in force, and the group that has them.
+    pub(crate) fn limits(&self) -> (Limits, Option<Arc<str>>) {
         let planes = &self.device.planes;
-        let (limits, group) = (planes.limits(), planes.limit_group());
+        (planes.limits(), planes.limit_group().cloned())
+    }
+
+    fn limits_changed(&self) {
+        let (limits, group) = self.limits();
         tracing::info!(iops = ?limits.iops, bytes = ?limits.bytes, burst = ?limits.burst, ?group, "limits");
-        self.device.tell(Notice::Limited(limits, group.cloned()));
+        self.device.tell(Notice::Limited(limits, group));
     }
 
     /// Sets the cache mode and tells the front-end. Returns whether it was another one.

@@ -351,6 +351,9 @@ pub enum StateError {
     /// The kernel refuses the limits.
     #[error(transparent)]
     Kernel(#[from] data_plane::KernelError),
+    /// The limits cannot be taken over.
+    #[error(transparent)]
+    Limits(#[from] data_plane::LimitError),
 }
 
 impl DeviceState {

@@ -15,11 +15,12 @@ use crate::disk::LockWait;
 use crate::disk_options;
 use crate::disks::mirror::Facts;
 use crate::disks::{Disks, Force, Live, Mode, NewDisk, Origin, Removed, Traced};
+use crate::events::limits_value;
 use crate::failure::{Failure, Sort};
 use crate::log;
 use crate::values::{self, Cache, LogLevel, OnError, OnReadError, disk_name};
 use clap::ValueEnum;
-use data_plane::{ErrorPolicy, Limits, PlaneKind};
+use data_plane::{ErrorPolicy, LimitChange, Limits, PlaneKind};
 use serde_json::{Value, json};
 use std::num::NonZeroU64;
 use std::os::fd::OwnedFd;
@@ -183,10 +184,12 @@ fn of_disk(
         Answer::Switched(queues) => Ok(json!({"moved_queues": queues})),
         Answer::Resized(bytes) => Ok(json!({"capacity_bytes": bytes})),
         Answer::Changed(changed) => {
-            if let Some(part) = saves {
-                saving::save_changed(disks, client, &name, part)?;
-            }
+            saves.map_or(Ok(()), |part| saving::save_changed(disks, client, &name, part))?;
             Ok(json!({"changed": changed}))
+        }
+        Answer::Limited(changed, limits, group) => {
+            saves.map_or(Ok(()), |part| saving::save_changed(disks, client, &name, part))?;
+            Ok(json!({"changed": changed, "limits": limits_value(&limits, group.as_deref())}))
         }
         Answer::Refused(why) => Err(Failure::told(what, why).into()),
     }
@@ -331,10 +334,18 @@ fn add(
 
 fn limit(disks: &Disks, call: &mut Call) -> Result<Command, CallError> {
     let group = call.optional("group", |value| disk_name(value.as_str()?).ok())?;
-    let limits = limits(call)?;
-    let Some(group) = group else { return Ok(Command::Limit(limits)) };
-    only_many(disks, "share limits between disks")?;
-    Ok(Command::JoinLimits(group.into(), limits.is_set().then_some(limits)))
+    let change = limit_change(call)?;
+    match &group {
+        // An earlier interface took this for the removal of all limits.
+        None if change.is_empty() => {
+            let remedy =
+                "name iops, bandwidth, burst_ms or group; iops 0 and bandwidth 0 remove the limits";
+            return Err(Failure::run("limit the disk", "the call names no limit", remedy).into());
+        }
+        None => {}
+        Some(_) => only_many(disks, "share limits between disks")?,
+    }
+    Ok(Command::ChangeLimits(group.map(Into::into), change))
 }
 
 fn errors(call: &mut Call) -> Result<ErrorChange, CallError> {
@@ -347,15 +358,15 @@ fn errors(call: &mut Call) -> Result<ErrorChange, CallError> {
     Ok(ErrorChange { reads: reads.or(others), others, io_timeout })
 }
 
-fn limits(call: &mut Call) -> Result<Limits, CallError> {
-    let count = |value: &Value| NonZeroU64::new(value.as_u64()?);
+fn limit_change(call: &mut Call) -> Result<LimitChange, CallError> {
+    let count = |value: &Value| value.as_u64().map(NonZeroU64::new);
     let iops = call.optional("iops", count)?;
     let bytes = call.optional("bandwidth", count)?;
     let burst = call.optional("burst_ms", |value| {
         let burst = Duration::from_millis(value.as_u64()?);
         (Limits::BURST_MIN..=Limits::BURST_MAX).contains(&burst).then_some(burst)
     })?;
-    Ok(Limits { iops, bytes, burst: burst.unwrap_or(Limits::BURST_DEFAULT) })
+    Ok(LimitChange { iops, bytes, burst })
 }
 
 fn reload(disks: &Arc<Disks>, client: &Client<'_>, call: &Call) -> Result<Value, CallError> {

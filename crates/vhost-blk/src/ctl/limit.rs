@@ -2,8 +2,10 @@
 //! `vhost-blk ctl limit`.
 
 use super::Named;
+use super::text::limits_text;
 use crate::values::{self, Burst};
 use clap::Args;
+use data_plane::Limits;
 use serde_json::{Value, json};
 use std::num::NonZeroU64;
 
@@ -18,38 +20,67 @@ pub struct LimitArgs {
     /// without them the disk adopts those of the group
     #[arg(long, value_name = "GROUP", value_parser = values::disk_name, group = "limits")]
     pub group: Option<String>,
-    /// Requests per second at most, of any kind
-    #[arg(long, value_name = "N", value_parser = |text: &str| or_none(values::iops(text)),
+    /// Requests per second at most, of any kind; off: no such limit
+    #[arg(long, value_name = "N|off", value_parser = |text: &str| or_off(text, values::iops),
           group = "limits")]
-    pub iops: Option<NonZeroU64>,
-    /// Bytes per second that requests read, write or zero at most, with K, M, G or T (powers of 1024)
-    #[arg(long, value_name = "SIZE",
-          value_parser = |text: &str| or_none(values::rate_of_bytes(text)), group = "limits")]
-    pub bandwidth: Option<NonZeroU64>,
+    pub iops: Option<Rate>,
+    /// Bytes per second that requests read, write or zero at most, with K, M, G or T (powers of 1024); off: no such
+    /// limit
+    #[arg(long, value_name = "SIZE|off",
+          value_parser = |text: &str| or_off(text, values::rate_of_bytes), group = "limits")]
+    pub bandwidth: Option<Rate>,
     /// Unused time, in seconds, that requests may catch up on: 0.01 to 3600
-    #[arg(long, value_name = "SECONDS", default_value = "0.1", value_parser = values::burst)]
-    pub burst_seconds: Burst,
+    #[arg(long, value_name = "SECONDS", value_parser = values::burst, group = "limits")]
+    pub burst_seconds: Option<Burst>,
     /// No limit. The disk leaves its group, which keeps its limits
-    #[arg(long, group = "limits", conflicts_with_all = ["group", "iops", "bandwidth"])]
+    #[arg(long, group = "limits",
+          conflicts_with_all = ["group", "iops", "bandwidth", "burst_seconds"])]
     pub none: bool,
     /// Write the limits into the file of the disk, too
     #[arg(long)]
     pub save: bool,
 }
 
-/// A limit; the error of another value names the way to have none.
-fn or_none(limit: Result<NonZeroU64, String>) -> Result<NonZeroU64, String> {
-    limit.map_err(|why| format!("{why}, or --none for no limit"))
+/// A limit or its removal.
+#[derive(Clone, Copy, Debug)]
+pub struct Rate(Option<NonZeroU64>);
+
+impl Rate {
+    /// The value of the parameter.
+    fn told(self) -> u64 {
+        self.0.map_or(0, NonZeroU64::get)
+    }
+}
+
+fn or_off(text: &str, limit: impl Fn(&str) -> Result<NonZeroU64, String>) -> Result<Rate, String> {
+    match text {
+        "off" => Ok(Rate(None)),
+        _ => limit(text)
+            .map(|rate| Rate(Some(rate)))
+            .map_err(|why| format!("{why}, or off for no limit")),
+    }
 }
 
 impl LimitArgs {
     /// The parameters of the call.
     pub(super) fn parameters(&self) -> Value {
-        let LimitArgs { disk, group, iops, bandwidth, burst_seconds, none: _, save } = self;
-        let burst_ms = burst_seconds.0.as_millis() as u64;
+        let LimitArgs { disk, group, iops, bandwidth, burst_seconds, none, save } = self;
+        let removed = none.then_some(0);
+        let burst = burst_seconds.map(|burst| burst.0).or(none.then_some(Limits::BURST_DEFAULT));
         json!({
-            "name": disk.name, "group": group, "iops": iops, "bandwidth": bandwidth,
-            "burst_ms": burst_ms, "save": save,
+            "name": disk.name, "group": group,
+            "iops": iops.map(Rate::told).or(removed),
+            "bandwidth": bandwidth.map(Rate::told).or(removed),
+            "burst_ms": burst.map(|burst| burst.as_millis() as u64), "save": save,
         })
+    }
+}
+
+/// The reply: the limits in force.
+pub(super) fn text(reply: &Value) -> String {
+    let limits = limits_text(&reply["limits"]);
+    match reply["changed"].as_bool() {
+        Some(false) => format!("nothing to do; limits: {limits}\n"),
+        _ => format!("done; limits: {limits}\n"),
     }
 }

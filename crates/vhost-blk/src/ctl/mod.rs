@@ -114,8 +114,8 @@ pub enum Action {
     Events,
     /// Show the backups, commits and mirrors in progress, of one disk or of all
     Jobs(Named),
-    /// Limit the rate of a disk or of its group, in place of the present limits. Requests that exceed it wait in the
-    /// guest's queues
+    /// Limit the rate of a disk or of its group. A limit that is not given stays. Requests that exceed a limit wait in
+    /// the guest's queues
     Limit(LimitArgs),
     /// Show all disks
     List,
@@ -308,7 +308,9 @@ pub fn ctl(args: &CtlArgs) -> Result<(), Failure> {
 fn call(action: &Action) -> Result<Call, Failure> {
     let of = |disk: &Named| json!({"name": disk.name});
     Ok(match action {
-        Action::Limit(limits) => Call::new("limit the disk", "Limit", limits.parameters()),
+        Action::Limit(limits) => {
+            Call::new("limit the disk", "Limit", limits.parameters()).told(limit::text)
+        }
         Action::List => {
             Call::new("list the disks", "List", json!({})).told(text::list).of_member("disks")
         }

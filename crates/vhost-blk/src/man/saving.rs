@@ -4,6 +4,42 @@
 use super::Page;
 use super::pages::{CONTROL_SOCKET, DONE, MISUSED, USUAL};
 
+pub(super) const LIMIT: Page = Page {
+    command: "vhost-blk ctl limit",
+    statuses: &[
+        DONE,
+        (
+            1,
+            "Failure. The old limits hold, unless only the saving failed; standard error has the reason.",
+        ),
+        MISUSED,
+    ],
+    files: CONTROL_SOCKET,
+    examples: &[
+        (
+            "Allow 5000 requests and 200 MiB a second:",
+            "vhost-blk ctl --control-path vhost-blk.ctl limit data --iops 5000 --bandwidth 200M",
+        ),
+        (
+            "Remove the limit on bytes, and keep that on requests:",
+            "vhost-blk ctl --control-path vhost-blk.ctl limit data --bandwidth off",
+        ),
+        (
+            "Allow 5000 requests a second to all disks of a group together:",
+            "vhost-blk ctl --control-path vhost-blk.ctl limit data --group gold --iops 5000",
+        ),
+        (
+            "Add another disk to the group:",
+            "vhost-blk ctl --control-path vhost-blk.ctl limit logs --group gold",
+        ),
+        (
+            "Remove the limits of the only disk:",
+            "vhost-blk ctl --control-path vhost-blk.ctl limit --none",
+        ),
+    ],
+    see_also: &[("vhost-blk-ctl", "1"), ("vhost-blk-ctl-status", "1")],
+};
+
 pub(super) const SAVE: Page = Page {
     command: "vhost-blk ctl save",
     statuses: &[

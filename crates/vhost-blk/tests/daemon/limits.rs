@@ -21,9 +21,10 @@ fn disks_join_and_leave_a_group_and_each_view_shows_it() {
     }
     let line = rig.refused("limit a --group g", 1);
     assert!(line.contains("the limit group g has no limits; give --iops"), "{line}");
-    assert_eq!(rig.ok("limit a --group g --iops 500"), "done\n");
-    assert_eq!(rig.ok("limit b --group g"), "done\n");
-    assert_eq!(rig.ok("limit b --group g"), "nothing to do\n");
+    let in_force = "limits: 500 requests/s, burst 100 ms, of the group g\n";
+    assert_eq!(rig.ok("limit a --group g --iops 500"), format!("done; {in_force}"));
+    assert_eq!(rig.ok("limit b --group g"), format!("done; {in_force}"));
+    assert_eq!(rig.ok("limit b --group g"), format!("nothing to do; {in_force}"));
     assert_eq!((limits(&rig, "a"), limits(&rig, "b")), (of_group(500), of_group(500)));
     rig.ok("limit b --iops 700");
     assert_eq!(limits(&rig, "a"), of_group(700), "a change of one disk is one of the group");
@@ -35,7 +36,7 @@ fn disks_join_and_leave_a_group_and_each_view_shows_it() {
     assert_eq!(rig.json("list")[0]["limits"], of_group(700));
     let list = rig.ok("list");
     assert!(list.lines().nth(1).unwrap().contains(" g      /"), "{list}");
-    assert_eq!(rig.ok("limit a --none"), "done\n");
+    assert_eq!(rig.ok("limit a --none"), "done; limits: none\n");
     assert_eq!(limits(&rig, "a")["group"], Value::Null);
     assert_eq!(limits(&rig, "b"), of_group(700), "the group has lost its limits");
     rig.ok("remove b");
@@ -61,4 +62,114 @@ fn a_reload_moves_a_running_disk_between_groups() {
     rig.write_file("a", &file("a", "limit-group = 'g'\nlimit-iops = 60"));
     assert_eq!(rig.ok("reload"), "a: changed\n");
     assert_eq!((limits(&rig, "a"), limits(&rig, "b")), (of_group(60), of_group(60)));
+}
+
+#[test]
+fn a_change_of_one_limit_keeps_the_others_and_the_answer_has_all() {
+    let mut rig = Rig::with(&["--log-level", "info"]);
+    rig.add("a", "");
+    let changed = |words: &str, iops: Value, bandwidth: Value, burst_ms: u64| {
+        let limits =
+            json!({"group": null, "iops": iops, "bandwidth": bandwidth, "burst_ms": burst_ms});
+        let expected = json!({"changed": true, "limits": limits});
+        assert_eq!(rig.json(&format!("limit a {words}")), expected, "{words}");
+        assert_eq!(self::limits(&rig, "a"), limits, "{words}");
+    };
+    changed("--iops 500", json!(500), Value::Null, 100);
+    changed("--bandwidth 1M", json!(500), json!(1 << 20), 100);
+    changed("--burst-seconds 2", json!(500), json!(1 << 20), 2000);
+    changed("--iops 600", json!(600), json!(1 << 20), 2000);
+    changed("--iops off", Value::Null, json!(1 << 20), 2000);
+    changed("--iops 7 --bandwidth off", json!(7), Value::Null, 2000);
+    changed("--iops off", Value::Null, Value::Null, 2000);
+    changed("--iops 8", json!(8), Value::Null, 2000);
+    changed("--none", Value::Null, Value::Null, 100);
+    let line = rig.refused("limit a", 2);
+    assert!(line.contains("--iops"), "{line}");
+    let reply = rig.connect().call(r#"{"method":"io.vhostblk.Limit","parameters":{"name":"a"}}"#);
+    assert_eq!(reply["error"], "io.vhostblk.Refused");
+    assert!(reply["parameters"]["remedy"].as_str().unwrap().contains("iops 0 and bandwidth 0"));
+    let line = rig.daemon.log_line("method=\"Limit\"");
+    assert!(line.contains("disk=\"a\"") && line.contains("outcome=\"ok\""), "{line}");
+}
+
+#[test]
+fn a_part_of_the_limits_of_a_group_changes_for_all_and_its_last_limit_stays() {
+    let rig = Rig::new();
+    for disk in ["a", "b", "c"] {
+        rig.add(disk, "");
+    }
+    rig.ok("limit a --group g --iops 500 --bandwidth 1M");
+    rig.ok("limit c --iops 9 --burst-seconds 3");
+    let both = json!({"group": "g", "iops": 500, "bandwidth": 2 << 20, "burst_ms": 100});
+    // The values that are not given are those of the group, not those of the disk before.
+    assert_eq!(rig.json("limit c --group g --bandwidth 2M")["limits"], both);
+    rig.ok("limit b --group g");
+    assert_eq!((limits(&rig, "a"), limits(&rig, "b")), (both.clone(), both));
+    rig.ok("limit b --bandwidth off");
+    assert_eq!((limits(&rig, "a"), limits(&rig, "c")), (of_group(500), of_group(500)));
+    for words in [
+        "limit b --iops off",
+        "limit b --group g --iops off",
+        "limit b --group g --iops off --bandwidth off",
+    ] {
+        let line = rig.refused(words, 1);
+        assert!(line.contains("the limit group g would have no limit; give --iops"), "{line}");
+    }
+    assert_eq!(limits(&rig, "b"), of_group(500));
+    // A group of this change would have nothing either: the disk keeps its own limits.
+    rig.ok("limit c --none");
+    rig.ok("limit c --iops 9");
+    let line = rig.refused("limit c --group h --burst-seconds 1", 1);
+    assert!(line.contains("the limit group h would have no limit"), "{line}");
+    assert_eq!(
+        (limits(&rig, "c")["iops"].clone(), limits(&rig, "c")["group"].clone()),
+        (json!(9), Value::Null)
+    );
+    rig.ok("limit b --iops off --bandwidth off");
+    assert_eq!(
+        (limits(&rig, "b")["group"].clone(), limits(&rig, "a")),
+        (Value::Null, of_group(500))
+    );
+}
+
+#[test]
+fn clients_that_change_different_limits_of_a_group_at_once_lose_none() {
+    const CHANGES: u64 = 200;
+    let rig = Rig::with(&["--log-level", "error"]);
+    rig.add("a", "");
+    rig.add("b", "");
+    rig.ok("limit a --group g --iops 1 --bandwidth 1");
+    rig.ok("limit b --group g");
+    let change = |disk: &str, member: &str| {
+        let mut raw = rig.connect();
+        for n in 2..=CHANGES {
+            let call =
+                json!({"method": "io.vhostblk.Limit", "parameters": {"name": disk, member: n}});
+            let told = raw.call(&call.to_string())["parameters"].take();
+            // The other client changes the other member only.
+            assert_eq!((&told["changed"], &told["limits"][member]), (&json!(true), &json!(n)));
+        }
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| change("a", "iops"));
+        scope.spawn(|| change("b", "bandwidth"));
+    });
+    let told = json!({"group": "g", "iops": CHANGES, "bandwidth": CHANGES, "burst_ms": 100});
+    assert_eq!(limits(&rig, "a"), told);
+}
+
+#[test]
+fn a_part_that_is_saved_leaves_the_rest_of_the_limits_in_the_file() {
+    let more = "limit-iops = 5\nlimit-burst = 2\n";
+    let rig = Rig::of_directory(&[("a", &file("a", more))]);
+    rig.ok("limit a --bandwidth 1M --save");
+    let text = std::fs::read_to_string(rig.path("conf").join("a.toml")).unwrap();
+    for line in ["limit-iops = 5\n", "limit-bandwidth = ", "limit-burst = 2.0\n"] {
+        assert!(text.contains(line), "{text}");
+    }
+    rig.ok("limit a --iops off --save");
+    let text = std::fs::read_to_string(rig.path("conf").join("a.toml")).unwrap();
+    assert!(!text.contains("limit-iops") && text.contains("limit-bandwidth"), "{text}");
+    assert_eq!(rig.ok("reload"), "nothing to do\n");
 }

@@ -177,7 +177,7 @@ fn pays_debt(env: &Env, disk: &Disk) -> Result<()> {
     std::thread::sleep(Duration::from_millis(200));
     let taken = daemon.total("queue_requests_total")?;
     ensure!(taken == 1, "{taken} requests were taken in debt");
-    daemon.control(&["limit", "--iops", "100000"])?;
+    daemon.control(&["limit", "--iops", "100000", "--bandwidth", "off"])?;
     let done = device.queue(0).collect()?.1;
     ensure!(done.status == Some(S_OK) && done.data == data[..4096], "{:?}", done.status);
     Ok(())

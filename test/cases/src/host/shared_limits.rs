@@ -337,7 +337,8 @@ fn large(env: &Env) -> Result<()> {
     };
     let ((mut small, _a), (mut sender, _b)) = (open("a")?, open("b")?);
     let bytes = (2 * LARGE_BYTES).to_string();
-    daemon.control(&["limit", "b", "--bandwidth", &bytes, "--burst-seconds", "0.01"])?;
+    let limit = ["limit", "b", "--iops", "off", "--bandwidth", &bytes, "--burst-seconds", "0.01"];
+    daemon.control(&limit)?;
     for (disk, plane) in [("", ""), ("a", "uring"), ("b", "uring"), ("a", "kernel")] {
         if !disk.is_empty() {
             daemon.control(&["switch", disk, plane])?;

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Partial changes of limits.
+
+use crate::error::KernelError;
+use crate::limits::Limits;
+use std::num::NonZeroU64;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A change of [`Limits`]; `None` keeps a value, and `Some(None)` removes a limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LimitChange {
+    /// Requests per second.
+    pub iops: Option<Option<NonZeroU64>>,
+    /// Bytes per second.
+    pub bytes: Option<Option<NonZeroU64>>,
+    /// Unused time that later requests may catch up on.
+    pub burst: Option<Duration>,
+}
+
+impl LimitChange {
+    /// The limits after the change of `old`.
+    pub fn of(self, old: Limits) -> Limits {
+        Limits {
+            iops: self.iops.unwrap_or(old.iops),
+            bytes: self.bytes.unwrap_or(old.bytes),
+            burst: self.burst.unwrap_or(old.burst),
+        }
+    }
+
+    /// Returns whether it keeps everything.
+    pub fn is_empty(self) -> bool {
+        self == LimitChange::default()
+    }
+
+    /// Returns whether it removes each limit, whatever the old ones are: the disk then leaves its group.
+    pub fn removes_all(self) -> bool {
+        (self.iops, self.bytes) == (Some(None), Some(None))
+    }
+}
+
+impl From<Limits> for LimitChange {
+    /// The change from any limits to these.
+    fn from(limits: Limits) -> Self {
+        let Limits { iops, bytes, burst } = limits;
+        LimitChange { iops: Some(iops), bytes: Some(bytes), burst: Some(burst) }
+    }
+}
+
+/// The reason for which limits stay as they are.
+#[derive(Debug, thiserror::Error)]
+pub enum LimitError {
+    /// A group would have members and no limit.
+    #[error(
+        "the limit group {0} would have no limit; give --iops or --bandwidth, or take the disk out of the group \
+         (--none)"
+    )]
+    Last(Arc<str>),
+    /// The kernel plane refuses them.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limits::Limiter;
+
+    fn limits(iops: u64, bytes: u64) -> Limits {
+        Limits { iops: NonZeroU64::new(iops), bytes: NonZeroU64::new(bytes), ..Limits::NONE }
+    }
+
+    fn iops(iops: u64) -> LimitChange {
+        LimitChange { iops: Some(NonZeroU64::new(iops)), ..LimitChange::default() }
+    }
+
+    fn bytes(bytes: u64) -> LimitChange {
+        LimitChange { bytes: Some(NonZeroU64::new(bytes)), ..LimitChange::default() }
+    }
+
+    #[test]
+    fn a_part_that_is_not_given_stays() {
+        assert_eq!(iops(7).of(limits(1, 2)), limits(7, 2));
+        assert_eq!(bytes(0).of(limits(1, 2)), limits(1, 0));
+        let burst = LimitChange { burst: Some(Limits::BURST_MAX), ..LimitChange::default() };
+        assert_eq!(burst.of(limits(1, 2)), Limits { burst: Limits::BURST_MAX, ..limits(1, 2) });
+        assert_eq!(LimitChange::from(limits(0, 5)).of(limits(1, 2)), limits(0, 5));
+        assert!(LimitChange::from(Limits::NONE).removes_all() && !iops(0).removes_all());
+    }
+
+    #[test]
+    fn a_group_keeps_its_last_limit_and_a_disk_without_a_group_loses_it() {
+        let group = Limiter::new(Some("g"));
+        assert!(group.change(iops(5)).unwrap());
+        assert!(!group.change(iops(5)).unwrap());
+        assert!(group.change(bytes(9)).unwrap());
+        assert!(group.change(iops(0)).unwrap());
+        let why = group.change(bytes(0)).unwrap_err().to_string();
+        assert!(why.contains("the limit group g would have no limit"), "{why}");
+        assert_eq!(group.limits(), limits(0, 9));
+        let disk = Limiter::new(None);
+        assert!(disk.change(iops(5)).unwrap() && disk.change(iops(0)).unwrap());
+        assert_eq!(disk.limits(), Limits::NONE);
+    }
+
+    #[test]
+    fn changes_of_different_parts_at_the_same_time_all_hold() {
+        let group = Limiter::new(Some("g"));
+        group.set(&limits(1, 1));
+        let change = |change: fn(u64) -> LimitChange| {
+            for n in 2..=20_000 {
+                assert!(group.change(change(n)).unwrap());
+                // The other thread changes the other part only.
+                let now = group.limits();
+                assert_eq!(change(n).of(now), now);
+            }
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| change(iops));
+            scope.spawn(|| change(bytes));
+        });
+        assert_eq!(group.limits(), limits(20_000, 20_000));
+    }
+}
