@@ -65,6 +65,7 @@ pub enum LimitError {
 mod tests {
     use super::*;
     use crate::limits::Limiter;
+    use std::sync::Barrier;
 
     fn limits(iops: u64, bytes: u64) -> Limits {
         Limits { iops: NonZeroU64::new(iops), bytes: NonZeroU64::new(bytes), ..Limits::NONE }
@@ -107,8 +108,10 @@ mod tests {
     fn changes_of_different_parts_at_the_same_time_all_hold() {
         let group = Limiter::new(Some("g"));
         group.set(&limits(1, 1));
+        let begin = Barrier::new(2);
         let change = |change: fn(u64) -> LimitChange| {
-            for n in 2..=20_000 {
+            begin.wait();
+            for n in 2..=200_000 {
                 assert!(group.change(change(n)).unwrap());
                 // The other thread changes the other part only.
                 let now = group.limits();
@@ -119,6 +122,6 @@ mod tests {
             scope.spawn(|| change(iops));
             scope.spawn(|| change(bytes));
         });
-        assert_eq!(group.limits(), limits(20_000, 20_000));
+        assert_eq!(group.limits(), limits(200_000, 200_000));
     }
 }
