@@ -130,6 +130,7 @@ fn run(
     disks.wait();
     if begun.is_ok() {
         notify::notify("STOPPING=1");
+        disks.end_streams(true);
     }
     files.lock().unwrap_or_else(PoisonError::into_inner).clear();
     begun
@@ -173,9 +174,10 @@ fn handle_signals(disks: &Arc<Disks>, files: &SocketFiles) -> Result<Gate, Failu
         }
     };
     signals::install(Acts {
-        stop: Box::new(move || stopping.stop()),
+        stop: Box::new(move |reason| stopping.stop_for(reason)),
         reload,
         last: Box::new(move || {
+            last.end_streams(false);
             last.remove_socket_files();
             last.remove_parts();
             files.lock().unwrap_or_else(PoisonError::into_inner).clear();

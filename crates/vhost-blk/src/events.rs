@@ -105,6 +105,8 @@ struct Subscribers {
     feeds: Vec<Feed>,
     /// An event that no subscriber has received.
     kept: Option<Value>,
+    /// The last message: the process ends.
+    last: Option<Value>,
 }
 
 impl Events {
@@ -138,8 +140,21 @@ impl Events {
             feed(|lost| json!({"time": clock::now(), "event": "lost", "lost": lost}))?;
         let mut subscribers = lock(&self.0);
         subscribers.kept.take().into_iter().for_each(|event| feed.push(event));
+        subscribers.last.iter().for_each(|last| feed.end(last));
         subscribers.feeds.push(feed);
         Ok(subscription)
+    }
+
+    /// Ends the streams of all subscribers, and of later ones, with a last message.
+    pub fn end(&self, last: &Value) {
+        let mut subscribers = lock(&self.0);
+        let last = subscribers.last.get_or_insert_with(|| last.clone()).clone();
+        subscribers.feeds.iter().for_each(|feed| feed.end(&last));
+    }
+
+    /// Returns whether a subscriber has not received its last message.
+    pub fn have_readers(&self) -> bool {
+        lock(&self.0).have_some()
     }
 }
 
@@ -323,6 +338,22 @@ mod tests {
         events.tell("a", &Change::Removed);
         assert_eq!(slow.take().len(), 1);
         assert!(slow.take().is_empty());
+    }
+
+    #[test]
+    fn the_last_message_reaches_a_full_subscriber_and_a_later_one() {
+        let events = Events::default();
+        let full = events.subscribe().unwrap();
+        for _ in 0..=RING_MAX {
+            events.tell("a", &Change::Connected);
+        }
+        events.end(&json!("stopped"));
+        assert_eq!((full.end(), full.take().len()), (None, RING_MAX + 1));
+        assert_eq!(full.end(), Some(json!("stopped")));
+        assert_eq!(events.subscribe().unwrap().end(), Some(json!("stopped")));
+        assert!(events.have_readers());
+        drop(full);
+        assert!(!events.have_readers());
     }
 
     #[test]

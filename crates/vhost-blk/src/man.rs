@@ -73,7 +73,9 @@ fn command_of(page: &Page) -> Command {
 fn write_sections(page: &Page, to: &mut dyn Write) -> io::Result<()> {
     let mut roff = Roff::new();
     roff.control("SH", ["EXIT STATUS"]);
-    for (status, meaning) in page.statuses.iter().chain(asks_daemon(page).then_some(&NO_ANSWER)) {
+    let has_own = page.statuses.iter().any(|(status, _)| *status == NO_ANSWER.0);
+    let no_answer = (asks_daemon(page) && !has_own).then_some(&NO_ANSWER);
+    for (status, meaning) in page.statuses.iter().chain(no_answer) {
         entry(&mut roff, bold(status.to_string()), meaning);
     }
     roff.control("SH", ["FILES"]);

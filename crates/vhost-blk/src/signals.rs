@@ -2,9 +2,11 @@
 //! Handles SIGTERM and SIGINT (stop all disks, drain, exit) and SIGHUP (read the configuration
 //! again; without one, the same as SIGTERM, unless `nohup` has it ignored). Ignores SIGXFSZ.
 
+use crate::disks::StopReason;
 use crate::failure::Failure;
-use crate::stop_signals::{StopSignals, is_ignored};
+use crate::stop_signals::{StopSignals, Taken, is_ignored};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
+use signal_hook::low_level::signal_name;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -16,7 +18,7 @@ const DRAIN_MAX: Duration = Duration::from_millis(900);
 /// The acts of a process at its signals.
 pub struct Acts {
     /// Requests the stop of all disks; must not wait for one.
-    pub stop: Box<dyn FnOnce() + Send>,
+    pub stop: Box<dyn FnOnce(StopReason) + Send>,
     /// Reads the configuration again; must not block. Without it SIGHUP requests the stop, as a terminal that has
     /// gone does.
     pub reload: Option<Box<dyn FnMut() + Send>>,
@@ -70,6 +72,14 @@ pub fn install(acts: Acts) -> Result<Gate, Failure> {
     spawned.map(|_| gate).map_err(failed)
 }
 
+/// The command `stop` is a signal of this process to itself.
+fn reason(signal: &Taken) -> StopReason {
+    match signal.is_own {
+        true => StopReason::Command,
+        false => StopReason::Signal(signal_name(signal.number).unwrap_or("unknown")),
+    }
+}
+
 /// Acts at each signal; after a request to stop, leaves without a drain at the latest at its limit.
 fn watch(signals: &StopSignals, acts: Acts, gate: &Gate) -> io::Result<()> {
     let Acts { stop, mut reload, last } = acts;
@@ -79,15 +89,15 @@ fn watch(signals: &StopSignals, acts: Acts, gate: &Gate) -> io::Result<()> {
         let mut asked = gate.lock();
         match (signals.take()?, &mut reload) {
             (None, _) => {}
-            (Some(SIGHUP), Some(reload)) => reload(),
+            (Some(Taken { number: SIGHUP, .. }), Some(reload)) => reload(),
             (Some(signal), _) => {
                 *asked = true;
                 break signal;
             }
         }
     };
-    stop();
-    tracing::info!(signal, "asked to stop");
+    stop(reason(&signal));
+    tracing::info!(signal = signal.number, "asked to stop");
     std::thread::sleep(DRAIN_MAX);
     tracing::warn!("leaving with I/O in flight: the storage did not complete it in time");
     last();

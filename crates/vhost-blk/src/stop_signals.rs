@@ -12,6 +12,16 @@ use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 
 /// Size of the kernel's record of a signal; its first word is the number.
 const RECORD_BYTES: usize = size_of::<libc::signalfd_siginfo>();
+/// Place of the sender's process id in the record.
+const SENDER_AT: usize = mem::offset_of!(libc::signalfd_siginfo, ssi_pid);
+
+/// A signal that was pending.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Taken {
+    pub(crate) number: i32,
+    /// This process has sent it to itself.
+    pub(crate) is_own: bool,
+}
 
 /// The blocked signals.
 #[derive(Debug)]
@@ -55,12 +65,14 @@ impl StopSignals {
     }
 
     /// Takes a pending signal; `None`: there is none.
-    pub(crate) fn take(&self) -> io::Result<Option<i32>> {
+    pub(crate) fn take(&self) -> io::Result<Option<Taken>> {
         let mut record = [0; RECORD_BYTES];
         match (&self.0).read(&mut record) {
             Ok(_) => {
                 let number = record.first_chunk().expect("a record is longer");
-                Ok(Some(i32::from_ne_bytes(*number)))
+                let sender = record[SENDER_AT..].first_chunk().expect("a record is longer");
+                let is_own = u32::from_ne_bytes(*sender) == std::process::id();
+                Ok(Some(Taken { number: i32::from_ne_bytes(*number), is_own }))
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
             Err(error) => Err(error),

@@ -36,7 +36,8 @@ struct Ring {
 struct Waiting {
     messages: VecDeque<Value>,
     lost: u64,
-    ended: bool,
+    /// The message of the end, which no bound keeps out.
+    last: Option<Value>,
 }
 
 /// Both ends of a subscription. `lost` makes the message about lost ones.
@@ -68,9 +69,11 @@ impl Feed {
         self.change(|waiting| waiting.lost += count);
     }
 
-    /// Ends the stream after the messages that wait.
-    pub fn end(&self) {
-        self.change(|waiting| waiting.ended = true);
+    /// Ends the stream with `last` after the messages that wait. Only the first end counts.
+    pub fn end(&self, last: &Value) {
+        self.change(|waiting| {
+            waiting.last.get_or_insert_with(|| last.clone());
+        });
     }
 
     fn change(&self, change: impl FnOnce(&mut Waiting)) {
@@ -91,10 +94,11 @@ impl Subscription {
         messages.into_iter().chain((lost > 0).then(|| (self.0.lost)(lost))).collect()
     }
 
-    /// Returns whether no message follows those that [`Subscription::take`] has returned.
-    pub fn has_ended(&self) -> bool {
+    /// The last message, after all those of [`Subscription::take`]; `None`: others come before it.
+    pub fn end(&self) -> Option<Value> {
         let waiting = lock(&self.0.waiting);
-        waiting.ended && waiting.messages.is_empty() && waiting.lost == 0
+        let is_empty = waiting.messages.is_empty() && waiting.lost == 0;
+        waiting.last.clone().filter(|_| is_empty)
     }
 }
 
@@ -118,12 +122,15 @@ mod tests {
     fn a_stream_ends_after_its_last_message() {
         let (feed, subscription) = feed(|lost| json!(lost)).unwrap();
         feed.push(json!("a"));
-        feed.end();
-        assert!(!subscription.has_ended(), "a message waits");
+        feed.end(&json!("last"));
+        feed.end(&json!("later"));
+        assert_eq!(subscription.end(), None, "a message waits");
         assert_eq!(subscription.take(), [json!("a")]);
-        assert!(subscription.has_ended());
+        assert_eq!(subscription.end(), Some(json!("last")));
         feed.lose(3);
+        assert_eq!(subscription.end(), None, "lost messages are told before");
         assert_eq!(subscription.take(), [json!(3)]);
+        assert_eq!(subscription.end(), Some(json!("last")));
         drop(subscription);
         assert!(!feed.has_reader());
         feed.push(json!("b"));

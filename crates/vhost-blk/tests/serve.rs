@@ -5,7 +5,7 @@ mod common;
 
 use common::{Daemon, Place, finish, one_line, program};
 use driver::{Device, Options, Request};
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
@@ -229,13 +229,28 @@ fn a_passed_listening_socket_is_served_and_its_file_is_kept() {
 #[test]
 fn with_a_passed_connection_the_daemon_ends_when_it_ends() {
     let (front_end, daemons_end) = UnixStream::pair().unwrap();
-    let mut command = null_disk();
-    command.args(["--fd", "9"]);
+    let (place, mut command) = (Place::new(), null_disk());
+    let control = place.path("ctl");
+    command.args(["--fd", "9", "--control-path"]).arg(&control);
     pass(&mut command, &daemons_end, 9);
-    let mut daemon = Daemon::spawn(&mut command);
+    let mut daemon = Daemon::start(&mut command, &control);
     drop(daemons_end);
     daemon.log_line("front-end connected");
+    let mut events = UnixStream::connect(&control).unwrap();
+    events.write_all(b"{\"method\":\"io.vhostblk.Events\",\"more\":true}\0").unwrap();
+    let mut events = BufReader::new(events);
+    let mut next = || {
+        let mut reply = Vec::new();
+        events.read_until(0, &mut reply).unwrap();
+        String::from_utf8(reply).unwrap()
+    };
+    next();
     drop(front_end);
+    let last = std::iter::from_fn(|| Some(next()).filter(|reply| !reply.is_empty())).last();
+    let last = last.expect("the event of the end");
+    for part in ["\"event\":\"stopped\"", "\"reason\":\"connection\""] {
+        assert!(last.contains(part) && !last.contains("continues"), "{last}");
+    }
     assert_eq!(daemon.wait().code(), Some(0));
 }
 

@@ -209,7 +209,7 @@ fn stop(channel: &Channel) -> Result<(), CodecError> {
 }
 
 /// Sends `first` and then each message as `member`, until the client closes the connection or the
-/// stream ends.
+/// stream ends with its last message.
 fn follow(
     channel: &Channel,
     subscription: &Subscription,
@@ -220,7 +220,10 @@ fn follow(
         channel.send(&protocol::reply(parameters, continues), &[], Some(REPLY_MAX))
     };
     send(first, true)?;
-    while !subscription.has_ended() {
+    loop {
+        if let Some(last) = subscription.end() {
+            return send(last, false);
+        }
         // A client that sends something is not waited for: it has no other call to make here.
         let [has_message, is_done] = os::wait_readable([subscription.as_fd(), channel.as_fd()])?;
         if is_done {
@@ -231,5 +234,4 @@ fn follow(
             messages.try_for_each(|message| send(json!({member: message}), true))?;
         }
     }
-    send(json!({}), false)
 }

@@ -34,8 +34,11 @@ pub(super) struct Stream<'a> {
 }
 
 impl Stream<'_> {
-    /// As [`Asker::follow`], and connects again when the connection ends. A new program answers at the same socket,
-    /// while the socket of a daemon that has ended is gone. `again` precedes the replies of a further connection.
+    /// As [`Asker::follow`], and connects again when the connection ends without a last reply. A new program answers at
+    /// the same socket. `again` precedes the replies of a further connection.
+    ///
+    /// # Errors
+    /// [`Failure`] also if no program answers then: the daemon has crashed.
     pub(super) fn follow(
         &self,
         mut each: impl FnMut(&Value) -> Result<bool, Failure>,
@@ -52,13 +55,29 @@ impl Stream<'_> {
                 }
                 each(reply)
             });
-            next = match followed? {
-                Followed::Gone if is_answered => connect().ok(),
-                _ => None,
+            next = match followed {
+                Ok(Followed::Last(_) | Followed::Enough) => None,
+                // An end within a message, or of a further connection whose listener was about to go, is an error.
+                Err(failure) if failure.sort != Sort::NoAnswer || (is_first && !is_answered) => {
+                    return Err(failure);
+                }
+                Ok(Followed::Gone) | Err(_) => {
+                    let again = is_answered.then(|| connect().ok()).flatten();
+                    Some(again.ok_or_else(|| self.crashed())?)
+                }
             };
             is_first = false;
         }
         Ok(())
+    }
+
+    /// The error of a stream without its end.
+    fn crashed(&self) -> Failure {
+        let path = self.path.display();
+        let what = format!("{} from the daemon at {path}", self.what);
+        let why = "it has ended without a stop: it has crashed, or was killed";
+        let failure = Failure::run(what, why, "see its log, or that of the service manager");
+        Failure { sort: Sort::NoAnswer, ..failure }
     }
 }
 

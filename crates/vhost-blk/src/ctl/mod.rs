@@ -110,7 +110,7 @@ pub enum Action {
     },
     /// Show the discards of a disk since it is served, and the space that each file of it takes
     DiscardStats(Named),
-    /// Print the changes of all disks as they happen, until this program is stopped
+    /// Print the changes of all disks as they happen, until the daemon or this program is stopped
     Events,
     /// Show the backups, commits and mirrors in progress, of one disk or of all
     Jobs(Named),
@@ -213,8 +213,8 @@ pub enum Action {
         #[arg(required = true)]
         plane: PlaneName,
     },
-    /// Print slow requests as they complete, with the time of each stage, until this program is stopped. While
-    /// a trace runs, each request costs some readings of the clock
+    /// Print slow requests as they complete, with the time of each stage, until the disk has gone, or the daemon or
+    /// this program is stopped. While a trace runs, each request costs some readings of the clock
     Trace(TraceArgs),
     /// Replace the program of the daemon while the guests of all of its disks run, after the new one
     /// has checked that it can take over. Otherwise the old one serves on. A disk in memory, and one that

@@ -2,6 +2,7 @@
 //! `vhost-blk ctl trace`.
 
 use super::ask::Stream;
+use super::text::event;
 use super::{print_message, reconnected};
 use crate::failure::Failure;
 use crate::values::{self, SlowerThan};
@@ -26,7 +27,7 @@ pub struct TraceArgs {
 }
 
 impl TraceArgs {
-    /// Prints slow requests until the disk has gone, `count` of them are printed, or the daemon ends.
+    /// Prints slow requests until the disk has gone, `count` of them are printed, or the daemon stops.
     pub(super) fn follow(
         &self,
         path: &Path,
@@ -38,6 +39,7 @@ impl TraceArgs {
         let mut left = self.count;
         let each = |reply: &Value| {
             warn_of_untraced(&reply["untraced"], as_json);
+            print_message(&reply["event"], as_json, event)?;
             let request = &reply["request"];
             print_message(request, as_json, text)?;
             if let Some(left) = left.as_mut().filter(|_| request["total_us"].is_u64()) {

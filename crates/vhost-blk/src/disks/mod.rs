@@ -24,6 +24,7 @@ mod changing;
 mod checking;
 mod config_file;
 pub(crate) mod converge;
+mod ending;
 pub(crate) mod exchange;
 mod front_ends;
 pub mod growth;
@@ -52,6 +53,7 @@ mod turn;
 
 pub use bitmaps::BitmapFacts;
 pub use checking::check_files;
+pub use ending::StopReason;
 pub use held::Held;
 pub use job::JobFacts;
 pub use live::Live;
@@ -141,6 +143,8 @@ pub struct Disks {
     traces: Arc<Traces>,
     /// Replaces the program, if it has a control socket.
     pub upgrader: OnceLock<Upgrader>,
+    /// The cause of the stop of the process.
+    stop_reason: OnceLock<StopReason>,
     state: Mutex<State>,
     /// A disk has gone, or the process stops.
     changed: Condvar,
@@ -266,6 +270,7 @@ impl Disks {
             events: Arc::default(),
             traces: Arc::default(),
             upgrader: OnceLock::new(),
+            stop_reason: OnceLock::new(),
             state: Mutex::default(),
             changed: Condvar::new(),
             watched: AtomicBool::new(false),

@@ -281,7 +281,10 @@ impl Disks {
             }
             Some((entry, false)) => {
                 entry.events.end(&Change::Removed);
-                self.traces.end(name);
+                // The end of the process has a message of its own.
+                if !state.stopping {
+                    self.traces.end(name);
+                }
             }
             None => {}
         }

@@ -383,7 +383,7 @@ fn pause_after(tries: u32) -> Duration {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::disks::Removed;
     use crate::disks::removal::{Purpose, Which};
@@ -397,7 +397,7 @@ mod tests {
         assert_eq!(pause_after(u32::MAX), RETRY_MAX);
     }
 
-    fn disks() -> Arc<Disks> {
+    pub(in crate::disks) fn disks() -> Arc<Disks> {
         let command = ProcessArgs::augment_args(clap::Command::new("process"));
         let matches = command.get_matches_from(["process"]);
         Disks::new(ProcessArgs::from_arg_matches(&matches).unwrap(), Mode::Many(None))

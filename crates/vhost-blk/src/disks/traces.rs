@@ -62,7 +62,17 @@ impl Traces {
     pub(super) fn end(&self, disk: &str) {
         let traces = lock(&self.0);
         let its = traces.iter().filter(|trace| trace.disk.as_deref() == Some(disk));
-        its.for_each(|trace| trace.feed.end());
+        its.for_each(|trace| trace.feed.end(&json!({})));
+    }
+
+    /// Ends all traces with a last message.
+    pub(super) fn end_all(&self, last: &Value) {
+        lock(&self.0).iter().for_each(|trace| trace.feed.end(last));
+    }
+
+    /// Returns whether a client has not received its last message.
+    pub(super) fn have_readers(&self) -> bool {
+        lock(&self.0).iter().any(|trace| trace.feed.has_reader())
     }
 }
 
@@ -184,7 +194,7 @@ mod tests {
         assert!(one.take().is_empty());
         assert_eq!(all.take()[0]["lost"], 4);
         traces.end("a");
-        assert!(one.has_ended() && !all.has_ended());
+        assert_eq!((one.end(), all.end()), (Some(json!({})), None));
         drop(one);
         assert_eq!(traces.bound("a"), Some(ms(50)));
         drop(all);

@@ -4,7 +4,8 @@
 use super::{Page, images, saving, snapshots, streams};
 
 pub(super) const DONE: (u8, &str) = (0, "Success.");
-const FAILED: (u8, &str) = (1, "Failure; one line on standard error has the cause and the remedy.");
+pub(super) const FAILED: (u8, &str) =
+    (1, "Failure; one line on standard error has the cause and the remedy.");
 pub(super) const MISUSED: (u8, &str) = (2, "The command line is wrong.");
 pub(super) const USUAL: &[(u8, &str)] = &[DONE, FAILED, MISUSED];
 /// Of each command that asks a daemon, on its page after the others.

@@ -2,11 +2,17 @@
 //! The pages of the commands that show changes and work in progress.
 
 use super::Page;
-use super::pages::{CONTROL_SOCKET, USUAL};
+use super::pages::{CONTROL_SOCKET, FAILED, MISUSED, USUAL};
+
+/// Of the commands that print until the end of the daemon.
+const CRASHED: (u8, &str) = (
+    3,
+    "No daemon answers, or not in time; or the daemon has ended without a stop: it has crashed, or was killed.",
+);
 
 pub(super) const EVENTS: Page = Page {
     command: "vhost-blk ctl events",
-    statuses: USUAL,
+    statuses: &[(0, "The daemon was stopped; the last event says so."), FAILED, MISUSED, CRASHED],
     files: CONTROL_SOCKET,
     examples: &[
         ("Print changes as they happen:", "vhost-blk ctl --control-path vhost-blk.ctl events"),
@@ -40,7 +46,12 @@ pub(super) const JOBS: Page = Page {
 
 pub(super) const TRACE: Page = Page {
     command: "vhost-blk ctl trace",
-    statuses: USUAL,
+    statuses: &[
+        (0, "The wanted number is printed, the disk has gone, or the daemon was stopped."),
+        FAILED,
+        MISUSED,
+        CRASHED,
+    ],
     files: CONTROL_SOCKET,
     examples: &[
         (

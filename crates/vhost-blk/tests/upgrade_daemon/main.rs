@@ -16,6 +16,8 @@ mod refused;
 #[allow(dead_code, reason = "each test program uses its part")]
 mod rig;
 mod watched;
+#[path = "../daemon/watcher.rs"]
+mod watcher;
 
 use common::{pattern, wait_until};
 use rig::Rig;

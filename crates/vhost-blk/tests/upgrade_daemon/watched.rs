@@ -3,38 +3,11 @@
 
 use crate::common::wait_until;
 use crate::rig::Rig;
+use crate::watcher::Watcher;
 use driver::Request;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::{Value, json};
-use std::io::{BufRead, BufReader};
-use std::process::{Child, ChildStdout, Stdio};
-
-/// A running `vhost-blk ctl --json` that prints a stream; killed when dropped.
-struct Watcher {
-    child: Child,
-    lines: BufReader<ChildStdout>,
-}
 
 impl Watcher {
-    fn start(rig: &Rig, words: &str) -> Watcher {
-        let mut command = rig.command(&format!("--json {words}"));
-        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
-        let lines = BufReader::new(child.stdout.take().unwrap());
-        Watcher { child, lines }
-    }
-
-    /// The next message; `None`: the stream has ended.
-    fn next(&mut self) -> Option<Value> {
-        let mut line = String::new();
-        if self.lines.buffer().is_empty() {
-            let mut ready = [PollFd::new(self.lines.get_ref(), PollFlags::IN)];
-            let limit = Timespec { tv_sec: 60, tv_nsec: 0 };
-            assert_ne!(poll(&mut ready, Some(&limit)).unwrap(), 0, "waited in vain for a message");
-        }
-        self.lines.read_line(&mut line).unwrap();
-        (!line.is_empty()).then(|| serde_json::from_str(&line).unwrap())
-    }
-
     /// The next message of a stream of events, without those of pauses.
     fn next_event(&mut self) -> Value {
         loop {
@@ -44,25 +17,6 @@ impl Watcher {
                 return event;
             }
         }
-    }
-
-    /// Waits until the stream has begun: it has a pause.
-    fn wait_for_begin(&mut self, rig: &Rig) {
-        std::thread::scope(|scope| {
-            let first = scope.spawn(|| self.next());
-            wait_until("the first event", || {
-                rig.ok("pause a");
-                rig.ok("resume a");
-                first.is_finished()
-            });
-        });
-    }
-}
-
-impl Drop for Watcher {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 
@@ -84,8 +38,9 @@ fn events_go_on_after_an_upgrade_and_tell_of_it() {
     assert_eq!(events.next_event()["event"], "limited");
     rig.ok("stop");
     assert_eq!(rig.daemon.wait().code(), Some(0));
-    while events.next().is_some() {}
-    assert!(events.child.wait().unwrap().success());
+    let last = std::iter::from_fn(|| events.next()).last().unwrap();
+    assert_eq!((&last["event"], &last["reason"]), (&json!("stopped"), &json!("command")));
+    assert_eq!(events.end(), (Some(0), String::new()));
 }
 
 #[test]
