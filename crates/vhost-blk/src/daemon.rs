@@ -14,6 +14,7 @@ use std::io::Write;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::SystemTime;
 
 /// Socket files of the process, other than those of the disks.
 type SocketFiles = Arc<Mutex<Vec<SocketFile>>>;
@@ -103,6 +104,10 @@ fn run(
     let no_reload = disks.no_reload();
     let gate = handle_signals(disks, &files)?;
     let is_first = taken.is_none();
+    if !is_first {
+        // Only set here.
+        let _ = disks.upgraded.set(SystemTime::now());
+    }
     let begun = begin(taken.as_mut());
     // The client of an upgrade may ask for the next one.
     let no_reload = is_first.then_some(no_reload);

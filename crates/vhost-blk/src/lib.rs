@@ -24,6 +24,7 @@ pub mod image;
 pub mod log;
 pub mod man;
 pub mod metrics;
+mod module;
 pub mod nbd;
 pub mod notify;
 pub mod options;

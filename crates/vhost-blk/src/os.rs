@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Safe wrappers of system calls that `std` lacks.
-// UNSAFETY: an inherited descriptor number, `poll` and `getgrnam_r` have no safe std form.
+// UNSAFETY: an inherited descriptor number, `poll`, `sysconf` and `getgrnam_r` have no safe std form.
 #![expect(unsafe_code)]
 
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::time::{ClockId, clock_gettime};
 use std::ffi::CString;
 use std::fs::File;
 use std::io::{self, Seek, Write};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::time::{Duration, SystemTime};
 
 /// Takes ownership of an inherited descriptor. Children of this process do not inherit it.
 ///
@@ -33,6 +35,23 @@ pub fn memory_file(name: &str, bytes: &[u8]) -> io::Result<File> {
     file.write_all(bytes)?;
     file.rewind()?;
     Ok(file)
+}
+
+/// The start of this process, which an `exec` does not change; `None`: `/proc` does not tell it.
+pub fn process_started() -> Option<SystemTime> {
+    // SAFETY: reads a constant of the system.
+    let ticks_per_second = u64::try_from(unsafe { libc::sysconf(libc::_SC_CLK_TCK) }).ok()?;
+    let ticks = start_ticks(&std::fs::read_to_string("/proc/self/stat").ok()?)?;
+    let started = Duration::from_millis(ticks.checked_mul(1000)?.checked_div(ticks_per_second)?);
+    let now = clock_gettime(ClockId::Boottime);
+    let now = Duration::new(now.tv_sec.try_into().ok()?, now.tv_nsec.try_into().ok()?);
+    SystemTime::now().checked_sub(now.checked_sub(started)?)
+}
+
+/// The start of a process after that of the machine. The name before, in brackets, may contain anything.
+fn start_ticks(stat: &str) -> Option<u64> {
+    let (_, rest) = stat.rsplit_once(')')?;
+    rest.split_whitespace().nth(19)?.parse().ok()
 }
 
 /// Waits until a descriptor is readable or at its end. Returns for each whether it is.
@@ -126,6 +145,16 @@ mod tests {
         assert_eq!(group_id("root").unwrap(), Some(0));
         assert_eq!(group_id("no-such-group-here").unwrap(), None);
         assert_eq!(group_id("nul\0inside").unwrap(), None);
+    }
+
+    #[test]
+    fn the_start_of_this_process_is_in_the_past_also_with_an_odd_name() {
+        let started = process_started().unwrap();
+        let age = started.elapsed().unwrap();
+        assert!(age < Duration::from_secs(24 * 3600), "{age:?}");
+        let name = format!("7 (a) b (c) S {} 1234 5", ["0"; 18].join(" "));
+        assert_eq!(start_ticks(&name), Some(1234));
+        assert_eq!(start_ticks("7 (a) S 0"), None);
     }
 
     #[test]

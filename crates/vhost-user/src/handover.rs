@@ -13,7 +13,7 @@ use crate::state::{
 };
 use crate::{Device, DeviceOptions};
 use backend::Info;
-use data_plane::{InflightRegion, KeptRequests, LimitError, Limits};
+use data_plane::{InflightRegion, KeptRequests, LimitChange, LimitError, Limits};
 use rustix::time::{ClockId, clock_gettime};
 use std::fs::File;
 use std::io;
@@ -286,7 +286,8 @@ impl Device {
     fn take_over_limits(&mut self, limits: Limits, group: Option<&str>) -> Result<(), LimitError> {
         match group {
             Some(group) => {
-                let change = limits.is_set().then(|| limits.into()).unwrap_or_default();
+                let limits = limits.is_set().then_some(limits);
+                let change = limits.map(LimitChange::from).unwrap_or_default();
                 self.planes.join_limit_group(group, change).map(drop)
             }
             None => Ok(self.set_limits(limits)?),

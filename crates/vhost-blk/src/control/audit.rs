@@ -62,7 +62,7 @@ fn changes(method: &str) -> bool {
         | "Limit" | "Mirror" | "Pause" | "Reload" | "Remove" | "RemoveBitmap" | "Resize"
         | "Resume" | "Save" | "SetCache" | "SetErrors" | "SetLogLevel" | "Snapshot" | "Stop"
         | "Switch" | "Trace" | "Upgrade" => true,
-        // Bitmaps, DiscardStats, Events, Jobs, List, MirrorStatus, Snapshots, Stats, Status.
+        // Bitmaps, DiscardStats, Events, Jobs, List, MirrorStatus, Snapshots, Stats, Status, Version.
         _ => false,
     }
 }
@@ -85,6 +85,7 @@ mod tests {
             "MirrorStatus",
             "Snapshots",
             "Events",
+            "Version",
         ];
         let methods = DESCRIPTION.lines().filter_map(|line| line.strip_prefix("method "));
         let methods = methods.filter_map(|line| line.split('(').next());

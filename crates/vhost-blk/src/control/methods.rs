@@ -11,6 +11,7 @@ use super::snapshot;
 use super::values::{
     discards_value, job_value, limits_of, loss_value, status_value, summary_value, totals_value,
 };
+use super::version;
 use crate::disk::LockWait;
 use crate::disk_options;
 use crate::disks::mirror::Facts;
@@ -100,6 +101,7 @@ pub(super) fn carry_out(
         "Snapshot" => snapshot::take(disks, client, &mut call)?,
         "Snapshots" => snapshot::list(disks, &mut call)?,
         "SetLogLevel" => set_log_level(&mut call)?,
+        "Version" => version::version(disks, &call)?,
         "Backup" => return backup::request(disks, client, &mut call).map(Done::Backup),
         "Upgrade" => return upgrade(client, &mut call).map(Done::Upgrade),
         "Stop" => {
@@ -154,6 +156,7 @@ fn of_disk(
         None => None,
     };
     call.no_more()?;
+    check_change(&command)?;
     if method == "Status"
         && let Some(row) = disks.start_of(wanted.as_deref())
     {
@@ -335,17 +338,22 @@ fn add(
 fn limit(disks: &Disks, call: &mut Call) -> Result<Command, CallError> {
     let group = call.optional("group", |value| disk_name(value.as_str()?).ok())?;
     let change = limit_change(call)?;
-    match &group {
-        // An earlier interface took this for the removal of all limits.
-        None if change.is_empty() => {
-            let remedy =
-                "name iops, bandwidth, burst_ms or group; iops 0 and bandwidth 0 remove the limits";
-            return Err(Failure::run("limit the disk", "the call names no limit", remedy).into());
-        }
-        None => {}
-        Some(_) => only_many(disks, "share limits between disks")?,
+    if group.is_some() {
+        only_many(disks, "share limits between disks")?;
     }
     Ok(Command::ChangeLimits(group.map(Into::into), change))
+}
+
+/// Refuses a change of limits without a value: an earlier interface took it for the removal of all.
+fn check_change(command: &Command) -> Result<(), Failure> {
+    match command {
+        Command::ChangeLimits(None, change) if change.is_empty() => {
+            let remedy =
+                "name iops, bandwidth, burst_ms or group; iops 0 and bandwidth 0 remove the limits";
+            Err(Failure::run("limit the disk", "the call names no limit", remedy))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn errors(call: &mut Call) -> Result<ErrorChange, CallError> {

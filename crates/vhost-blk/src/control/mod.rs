@@ -16,6 +16,7 @@ pub mod protocol;
 mod saving;
 mod snapshot;
 mod values;
+mod version;
 
 use crate::disks::Disks;
 use crate::failure::{Failure, Sort};

@@ -26,10 +26,11 @@ pub(super) struct Place(Option<Arc<AtomicUsize>>);
 fn limit(method: &str) -> Option<usize> {
     match method.strip_prefix(INTERFACE).and_then(|name| name.strip_prefix('.')) {
         Some("CancelCommit" | "CancelMirror" | "Remove") => Some(ENDS_MAX),
-        Some("Jobs" | "List" | "MirrorStatus" | "SetLogLevel" | "Stats" | "Status" | "Stop") => {
-            None
-        }
-        None => None,
+        Some(
+            "Jobs" | "List" | "MirrorStatus" | "SetLogLevel" | "Stats" | "Status" | "Stop"
+            | "Version",
+        )
+        | None => None,
         Some(_) => Some(WORK_MAX),
     }
 }
@@ -78,7 +79,7 @@ mod tests {
         }
         taken.extend((WORK_MAX..ENDS_MAX).map(|_| take("Remove").unwrap()));
         take("CancelMirror").unwrap_err();
-        for name in ["Jobs", "List", "Status", "Stop"] {
+        for name in ["Jobs", "List", "Status", "Stop", "Version"] {
             drop(take(name).unwrap());
         }
         drop(places.take("org.varlink.service.GetInfo").unwrap());

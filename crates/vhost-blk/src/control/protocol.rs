@@ -14,6 +14,14 @@ pub const SERVICE: &str = "org.varlink.service";
 /// Its description.
 pub const SERVICE_DESCRIPTION: &str = include_str!("org.varlink.service.varlink");
 
+/// A digest of the description: the interfaces of two builds of one version may differ. FNV-1a, which finds accidents.
+pub fn interface_digest() -> String {
+    const PRIME: u64 = 0x0100_0000_01b3;
+    const BEGIN: u64 = 0xcbf2_9ce4_8422_2325;
+    let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(PRIME);
+    format!("{:016x}", DESCRIPTION.bytes().fold(BEGIN, step))
+}
+
 /// A call of a method.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Call {

@@ -13,6 +13,7 @@ mod stats;
 mod text;
 mod trace;
 mod unserved;
+mod version;
 
 use crate::clock;
 use crate::failure::Failure;
@@ -225,6 +226,9 @@ pub enum Action {
         #[arg(long, value_name = "PATH")]
         program: Option<String>,
     },
+    /// Show the versions of the daemon, of the kernel module and of this program, with a warning if they differ, and
+    /// since when the daemon runs
+    Version,
 }
 
 /// A call, and the form of its reply.
@@ -273,6 +277,7 @@ pub fn ctl(args: &CtlArgs) -> Result<(), Failure> {
             let stream = Stream { path, patience, what, method, parameters };
             stream.follow(each, || reconnected(args.json))
         }
+        Action::Version => version::show(connect()?, args.json),
         Action::Trace(trace) => trace.follow(&args.control_path, patience, args.json),
         Action::Add(add) => {
             let (parameters, image) = add.parameters()?;

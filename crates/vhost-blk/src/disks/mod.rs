@@ -68,6 +68,7 @@ use crate::engine;
 use crate::events::{DiskEvents, Events};
 use crate::failure::{Failure, Sort};
 use crate::options::{DiskArgs, ProcessArgs};
+use crate::os;
 use crate::socket::Source;
 use crate::socket_file::SocketFile;
 use crate::stop::Stop;
@@ -85,7 +86,7 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 use targets::Targets;
 use traces::Traces;
 use turn::Turn;
@@ -134,6 +135,10 @@ pub struct NewDisk {
 
 /// The disks of this process.
 pub struct Disks {
+    /// The start of the process.
+    pub started: SystemTime,
+    /// The start of the program, if it has replaced another one.
+    pub upgraded: OnceLock<SystemTime>,
     /// Options of the process.
     pub process: ProcessArgs,
     /// The way in which disks come and go.
@@ -265,6 +270,8 @@ impl Disks {
     /// No disk yet.
     pub fn new(process: ProcessArgs, mode: Mode) -> Arc<Disks> {
         Arc::new(Disks {
+            started: os::process_started().unwrap_or_else(SystemTime::now),
+            upgraded: OnceLock::new(),
             process,
             mode,
             events: Arc::default(),

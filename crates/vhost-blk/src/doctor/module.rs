@@ -2,10 +2,10 @@
 //! The kernel module: checks that it is loaded, accessible, and accepts the image.
 
 use super::{Finding, Outcome};
+use crate::module::{Device, is_loaded};
 use backend::file::{File, FileOptions};
 use data_plane::{Coalesce, DEVICE_PATH, IoPoll, KernelOptions, Limits};
 use std::fs;
-use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -14,16 +14,15 @@ use std::time::Duration;
 const CHECK: &str = "kernel_module";
 
 pub(super) fn module(image: Option<&Path>) -> Finding {
-    let opened = fs::OpenOptions::new().read(true).write(true).open(DEVICE_PATH);
-    match (opened, image) {
-        (Ok(_), Some(image)) => takes(image),
-        (Ok(_), None) => {
+    match (Device::look(), image) {
+        (Device::Usable, Some(image)) => takes(image),
+        (Device::Usable, None) => {
             let message = format!("{DEVICE_PATH} opens: --data-plane auto and kernel use it");
             Finding::new(CHECK, Outcome::Ok, message)
         }
-        (Err(error), _) if error.kind() == ErrorKind::PermissionDenied => forbidden(),
-        (Err(error), _) if error.kind() == ErrorKind::NotFound => absent(),
-        (Err(error), _) => {
+        (Device::Forbidden, _) => forbidden(),
+        (Device::Absent, _) => absent(),
+        (Device::Failed(error), _) => {
             Finding::new(CHECK, Outcome::Warn, format!("{DEVICE_PATH} does not open: {error}"))
                 .remedy("see the kernel log (dmesg); the data plane is io_uring until then")
         }
@@ -85,8 +84,7 @@ fn forbidden() -> Finding {
 }
 
 fn absent() -> Finding {
-    let loaded = Path::new("/sys/module/vhost_blk").exists();
-    let (message, remedy) = match loaded {
+    let (message, remedy) = match is_loaded() {
         true => (
             format!("the module vhost_blk is loaded, and there is no {DEVICE_PATH}"),
             "make the device node visible here (in a container: pass the device in)",

@@ -120,6 +120,7 @@ pub const PAGES: &[Page] = &[
             ("vhost-blk-ctl-switch", "1"),
             ("vhost-blk-ctl-trace", "1"),
             ("vhost-blk-ctl-upgrade", "1"),
+            ("vhost-blk-ctl-version", "1"),
             ("vhost-blk-daemon", "1"),
             ("vhost-blk-serve", "1"),
         ],
@@ -325,6 +326,20 @@ pub const PAGES: &[Page] = &[
             ),
         ],
         see_also: &[("vhost-blk-ctl", "1"), ("vhost-blk-daemon", "1"), ("vhost-blk-serve", "1")],
+    },
+    Page {
+        command: "vhost-blk ctl version",
+        statuses: USUAL,
+        files: CONTROL_SOCKET,
+        examples: &[(
+            "Compare the versions of the daemon, the module and this program:",
+            "vhost-blk ctl --control-path vhost-blk.ctl version",
+        )],
+        see_also: &[
+            ("vhost-blk-ctl", "1"),
+            ("vhost-blk-ctl-upgrade", "1"),
+            ("vhost-blk-doctor", "1"),
+        ],
     },
     Page {
         command: "vhost-blk daemon",

@@ -22,4 +22,5 @@ mod saving;
 mod starting;
 mod top;
 mod trace;
+mod version;
 mod watcher;
