@@ -87,11 +87,7 @@ fn ended(outcome: Result<ExitCode, Failure>, as_json: bool) -> ExitCode {
     match outcome {
         Ok(code) => code,
         Err(failure) => {
-            // A failed write to stderr has no remedy.
-            let _ = match as_json {
-                true => writeln!(std::io::stderr(), "{}", failure.to_json()),
-                false => writeln!(std::io::stderr(), "vhost-blk: {failure}"),
-            };
+            failure.tell(as_json);
             failure.exit_code()
         }
     }

@@ -3,6 +3,7 @@
 
 use serde_json::{Value, json};
 use std::fmt;
+use std::io::Write;
 use std::process::ExitCode;
 
 /// The sort of an error, for an exit code or an error of the control protocol.
@@ -89,6 +90,15 @@ impl Failure {
             Sort::Usage => 2,
             Sort::NoAnswer => 3,
         }
+    }
+
+    /// Prints the failure on standard error.
+    pub fn tell(&self, as_json: bool) {
+        // A failed write to stderr has no remedy.
+        let _ = match as_json {
+            true => writeln!(std::io::stderr(), "{}", self.to_json()),
+            false => writeln!(std::io::stderr(), "vhost-blk: {self}"),
+        };
     }
 
     /// The error for a program that has asked for JSON.

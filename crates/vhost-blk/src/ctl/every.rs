@@ -2,6 +2,7 @@
 //! Questions about one disk or about all of them.
 
 use super::ask::Asker;
+use super::text::word;
 use super::{Call, Named, print, shown, stats, unserved};
 use crate::failure::{Failure, Sort};
 use crate::subscription::lock;
@@ -30,6 +31,14 @@ pub(super) fn status(disk: &Named) -> Call {
     call.told(unserved::status).of_member("status")
 }
 
+pub(super) fn pause(disk: &Named) -> Call {
+    Call::new("pause the disk", "Pause", json!({"name": disk.name}))
+}
+
+pub(super) fn resume(disk: &Named) -> Call {
+    Call::new("resume the disk", "Resume", json!({"name": disk.name}))
+}
+
 /// As [`stats`], under the name of the disk.
 pub(super) fn named_stats(disk: &Named) -> Call {
     stats(disk).told(stats::named)
@@ -49,25 +58,74 @@ pub(super) fn show<'a>(
     call: impl Fn(&Named) -> Call + Sync,
     as_json: bool,
 ) -> Result<(), Failure> {
-    let mut asker = connect()?;
-    let list = asker.ask("list the disks", "List", &json!({}), None)?;
-    let disks = list["disks"].as_array().into_iter().flatten();
-    let names: Vec<Named> =
-        disks.map(|disk| Named { name: disk["name"].as_str().map(str::to_owned) }).collect();
-    let questions = Questions { connect, call: &call, names: &names, state: Mutex::default() };
     let (mut told, mut failed) = (Vec::new(), None);
-    for (name, reply) in names.iter().zip(questions.replies(asker)) {
+    for (_, name, reply) in replies(connect, &call)? {
         match reply {
-            Ok(reply) => told.push(shown(&call(name), &reply, as_json)),
+            Ok(reply) => told.push(shown(&call(&name), &reply, as_json)),
             Err(failure) if failure.sort == Sort::NoSuchDisk => {}
             Err(failure) => failed = failed.or(Some(failure)),
         }
     }
+    print_all(&told, "\n", as_json)?;
+    failed.map_or(Ok(()), Err)
+}
+
+/// Changes each disk of the daemon as [`show`] asks about it. A disk that fails keeps no other back, and standard error
+/// has its failure. One that could not be started is left out.
+///
+/// # Errors
+/// [`Failure`] with the names of the disks that have failed, or if the daemon has no list of them.
+pub(super) fn change<'a>(
+    connect: impl Fn() -> Result<Asker<'a>, Failure> + Sync,
+    call: impl Fn(&Named) -> Call + Sync,
+    as_json: bool,
+) -> Result<(), Failure> {
+    let (mut told, mut failed) = (Vec::new(), Vec::new());
+    for (row, named, reply) in replies(connect, &call)? {
+        let (call, name) = (call(&named), word(&row["name"]));
+        match reply {
+            Ok(mut reply) => {
+                reply["name"] = row["name"].clone();
+                let text = shown(&call, &reply, as_json);
+                told.push(if as_json { text } else { format!("{name}: {text}") });
+            }
+            // One that is being opened may take requests soon.
+            Err(failure) if failure.sort == Sort::NoSuchDisk && row["state"] != "starting" => {}
+            Err(failure) => {
+                Failure { what: format!("{} {name}", call.what), ..failure }.tell(as_json);
+                failed.push((call.what, name));
+            }
+        }
+    }
+    print_all(&told, "", as_json)?;
+    let Some((what, _)) = failed.first() else { return Ok(()) };
+    let names: Vec<&str> = failed.iter().map(|(_, name)| &**name).collect();
+    let why = format!("failed: {}", names.join(", "));
+    Err(Failure::run(format!("{what} in each case"), why, "see the lines above"))
+}
+
+/// The rows of all disks, and the daemon's replies about them.
+fn replies<'a>(
+    connect: impl Fn() -> Result<Asker<'a>, Failure> + Sync,
+    call: impl Fn(&Named) -> Call + Sync,
+) -> Result<Vec<(Value, Named, Result<Value, Failure>)>, Failure> {
+    let mut asker = connect()?;
+    let mut list = asker.ask("list the disks", "List", &json!({}), None)?;
+    let rows: Vec<Value> = serde_json::from_value(list["disks"].take()).unwrap_or_default();
+    let named = |row: &Value| Named { name: row["name"].as_str().map(str::to_owned) };
+    let names: Vec<Named> = rows.iter().map(named).collect();
+    let questions = Questions { connect, call, names: &names, state: Mutex::default() };
+    let replies = questions.replies(asker);
+    let told = rows.into_iter().zip(names).zip(replies);
+    Ok(told.map(|((row, name), reply)| (row, name, reply)).collect())
+}
+
+/// Prints answers about disks, as JSON in an array.
+fn print_all(told: &[String], between: &str, as_json: bool) -> Result<(), Failure> {
     print(&match as_json {
         true => format!("[{}]\n", told.join(",").replace('\n', "")),
-        false => told.join("\n"),
-    })?;
-    failed.map_or(Ok(()), Err)
+        false => told.join(between),
+    })
 }
 
 /// Questions about disks.

@@ -130,7 +130,7 @@ pub enum Action {
     Mirror(MirrorArgs),
     /// Complete the requests in flight of a disk and take no other one. The guest's requests wait;
     /// the image stays open and locked
-    Pause(Named),
+    Pause(NamedOrAll),
     /// Read the directory of configuration files again, as SIGHUP does. Adds, removes and changes the
     /// disks whose files have changed, and prints the treatment of each
     Reload,
@@ -158,7 +158,7 @@ pub enum Action {
         words: Vec<String>,
     },
     /// End a pause, and a halt after an error of the storage: the failed requests are tried again
-    Resume(Named),
+    Resume(NamedOrAll),
     /// Keep a disk with its present options for the next start of the daemon: write its file of
     /// --config-dir, or its limits, cache mode and treatment of errors into the present file
     Save(Named),
@@ -298,6 +298,8 @@ pub fn ctl(args: &CtlArgs) -> Result<(), Failure> {
             let call = Call::new("", "", Value::Null).told(text);
             print(&shown(&call, &reply, args.json))
         }
+        Action::Pause(which) if which.all => every::change(connect, every::pause, args.json),
+        Action::Resume(which) if which.all => every::change(connect, every::resume, args.json),
         Action::Stats(which) if which.all => every::show(connect, every::named_stats, args.json),
         Action::Status(which) if which.all => every::show(connect, every::status, args.json),
         other => {
@@ -322,7 +324,7 @@ fn call(action: &Action) -> Result<Call, Failure> {
         Action::LogLevel { level } => {
             Call::new("set the log level", "SetLogLevel", json!({"level": word(*level)}))
         }
-        Action::Pause(disk) => Call::new("pause the disk", "Pause", of(disk)),
+        Action::Pause(which) => every::pause(&which.disk),
         Action::Reload => Call::new("read the configuration again", "Reload", json!({}))
             .told(text::changes)
             .of_member("changes"),
@@ -333,7 +335,7 @@ fn call(action: &Action) -> Result<Call, Failure> {
         Action::Resize { words } => {
             Call::new("resize the disk", "Resize", resize::parameters(words)?)
         }
-        Action::Resume(disk) => Call::new("resume the disk", "Resume", of(disk)),
+        Action::Resume(which) => every::resume(&which.disk),
         Action::Save(disk) => Call::new("save the disk", "Save", of(disk)).told(text::saved),
         Action::SetCache { name, mode, save } => {
             let parameters = json!({"name": name, "mode": word(*mode), "save": save});

@@ -179,10 +179,13 @@ pub const PAGES: &[Page] = &[
         command: "vhost-blk ctl pause",
         statuses: USUAL,
         files: CONTROL_SOCKET,
-        examples: &[(
-            "Keep an image unchanged, to copy it:",
-            "vhost-blk ctl --control-path vhost-blk.ctl pause data",
-        )],
+        examples: &[
+            (
+                "Keep an image unchanged, to copy it:",
+                "vhost-blk ctl --control-path vhost-blk.ctl pause data",
+            ),
+            ("The same for all images:", "vhost-blk ctl --control-path vhost-blk.ctl pause --all"),
+        ],
         see_also: &[("vhost-blk-ctl", "1"), ("vhost-blk-ctl-resume", "1")],
     },
     Page {
@@ -237,7 +240,10 @@ pub const PAGES: &[Page] = &[
         command: "vhost-blk ctl resume",
         statuses: USUAL,
         files: CONTROL_SOCKET,
-        examples: &[("End a pause:", "vhost-blk ctl --control-path vhost-blk.ctl resume data")],
+        examples: &[
+            ("End a pause:", "vhost-blk ctl --control-path vhost-blk.ctl resume data"),
+            ("End all pauses:", "vhost-blk ctl --control-path vhost-blk.ctl resume --all"),
+        ],
         see_also: &[("vhost-blk-ctl", "1"), ("vhost-blk-ctl-pause", "1")],
     },
     saving::SAVE,

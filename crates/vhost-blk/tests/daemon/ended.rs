@@ -7,6 +7,9 @@ use crate::watcher::Watcher;
 use driver::Request;
 use serde_json::{Value, json};
 
+/// An act, and its `reason` and `signal`.
+type Stop = (fn(&Rig), &'static str, Value);
+
 const CRASHED: &str = "it has ended without a stop: it has crashed, or was killed";
 
 /// A daemon with a disk, and clients that print its events and slow requests.
@@ -33,7 +36,7 @@ fn last_of(watcher: &mut Watcher, code: i32) -> (Value, String) {
 #[test]
 fn a_stop_is_the_last_message_of_each_stream_with_its_cause() {
     let by_command: fn(&Rig) = |rig| drop(rig.ok("stop"));
-    let stops: [(fn(&Rig), &str, Value); 3] = [
+    let stops: [Stop; 3] = [
         (by_command, "command", Value::Null),
         (|rig| rig.daemon.signal(libc::SIGTERM), "signal", json!("SIGTERM")),
         (|rig| rig.daemon.signal(libc::SIGINT), "signal", json!("SIGINT")),

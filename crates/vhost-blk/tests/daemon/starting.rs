@@ -68,6 +68,12 @@ fn an_image_whose_opening_hangs_delays_neither_the_others_nor_the_control_nor_th
     rig.guest("b").write(0, &[1; 512]).unwrap();
     assert_eq!(rig.row("hangs")["state"], "starting");
     assert_eq!(rig.row("hangs")["socket"], json!(rig.path("hangs.sock")));
+    for verb in ["pause", "resume"] {
+        let all = rig.ctl(&format!("{verb} --all"));
+        assert_eq!((all.status.code(), &*common::stdout(&all)), (Some(1), "a: done\nb: done\n"));
+        let told = String::from_utf8(all.stderr).unwrap();
+        assert!(told.contains(&format!("cannot {verb} the disk hangs: ")), "{told}");
+    }
     assert!(rig.ok("status hangs").contains("state       starting since "));
     assert!(scrape(&rig.path("m")).contains("vhost_blk_disk_starting{disk=\"hangs\"} 1"));
     assert!(rig.refused("pause hangs", 1).contains("it is being opened"));
