@@ -104,11 +104,14 @@ pub(super) fn change<'a>(
     Err(Failure::run(format!("{what} in each case"), why, "see the lines above"))
 }
 
+/// A row of the list, its name, and the reply about that disk.
+type Told = (Value, Named, Result<Value, Failure>);
+
 /// The rows of all disks, and the daemon's replies about them.
 fn replies<'a>(
     connect: impl Fn() -> Result<Asker<'a>, Failure> + Sync,
     call: impl Fn(&Named) -> Call + Sync,
-) -> Result<Vec<(Value, Named, Result<Value, Failure>)>, Failure> {
+) -> Result<Vec<Told>, Failure> {
     let mut asker = connect()?;
     let mut list = asker.ask("list the disks", "List", &json!({}), None)?;
     let rows: Vec<Value> = serde_json::from_value(list["disks"].take()).unwrap_or_default();
