@@ -9,14 +9,14 @@ use crate::signals::{self, Acts, Gate};
 use crate::socket::{self, Source};
 use crate::socket_file::{self, SocketFile};
 use crate::upgrade::{self, Taken, TakenSocket, Upgrader};
-use crate::{control, log, metrics, notify, os, watchdog};
+use crate::{control, log, metrics, notify, os, pidfile, watchdog};
 use std::io::Write;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
-/// Socket files of the process, other than those of the disks.
+/// Socket files of the process, other than those of the disks, and the file of its id.
 type SocketFiles = Arc<Mutex<Vec<SocketFile>>>;
 
 /// Serves one disk until SIGTERM or SIGINT, or until the connection of `--fd` ends.
@@ -100,6 +100,7 @@ fn run(
     begin: impl FnOnce(Option<&mut Taken>) -> Result<Option<Opened>, Failure>,
 ) -> Result<(), Failure> {
     let files = SocketFiles::default();
+    begin_pidfile(disks, taken.as_mut(), &files)?;
     // A reload by a signal waits for the first disks.
     let no_reload = disks.no_reload();
     let gate = handle_signals(disks, &files)?;
@@ -118,6 +119,7 @@ fn run(
         _ => Ok(()),
     });
     drop(no_reload);
+    let begun = begun.and_then(|()| write_pidfile(disks, &files));
     let begun = begun.or_else(|failure| match disks.is_stopping() {
         // A signal may precede the first disk, above all one that an earlier program has left.
         true => {
@@ -167,6 +169,49 @@ fn start(
     }
     commands.map_or(Ok(()), |commands| control::start(commands, Arc::clone(disks)))?;
     scrapes.map_or(Ok(()), |scrapes| scrapes.start(Arc::clone(disks)))
+}
+
+/// Takes over the file of the process id, or checks that it can be had before anything is served.
+fn begin_pidfile(
+    disks: &Disks,
+    taken: Option<&mut Taken>,
+    files: &SocketFiles,
+) -> Result<(), Failure> {
+    match (taken.and_then(|taken| taken.pidfile.take()), &disks.process.pidfile) {
+        (Some(taken), _) => keep_pidfile(disks, taken, files),
+        (None, Some(path)) => pidfile::check(path),
+        (None, None) => Ok(()),
+    }
+}
+
+/// Writes the file of the process id: the process is ready.
+fn write_pidfile(disks: &Disks, files: &SocketFiles) -> Result<(), Failure> {
+    let Some(path) = &disks.process.pidfile else { return Ok(()) };
+    if disks.pidfile.get().is_some() {
+        return Ok(());
+    }
+    let written = pidfile::write(path);
+    let kept = written.and_then(|(lock, file)| keep_pidfile(disks, (lock, Some(file)), files));
+    match kept {
+        // The guests go on.
+        Err(failure) if disks.upgraded.get().is_some() => {
+            tracing::error!("{failure}");
+            Ok(())
+        }
+        kept => kept,
+    }
+}
+
+fn keep_pidfile(
+    disks: &Disks,
+    (lock, file): TakenSocket,
+    files: &SocketFiles,
+) -> Result<(), Failure> {
+    let kept = upgrade::Socket::of(&lock, file.as_ref()).map_err(no_descriptor)?;
+    // Only set here.
+    let _ = disks.pidfile.set(kept);
+    files.lock().unwrap_or_else(PoisonError::into_inner).extend(file);
+    Ok(())
 }
 
 fn handle_signals(disks: &Arc<Disks>, files: &SocketFiles) -> Result<Gate, Failure> {
@@ -249,5 +294,9 @@ fn command_socket(
 }
 
 fn no_descriptor(error: std::io::Error) -> Failure {
-    Failure::run("keep a socket", error, "raise the limit on open files (ulimit -n)")
+    Failure::run(
+        "keep a socket or the pid file",
+        error,
+        "raise the limit on open files (ulimit -n)",
+    )
 }

@@ -30,6 +30,7 @@ pub mod notify;
 pub mod options;
 pub mod os;
 mod pace;
+mod pidfile;
 pub mod signals;
 pub mod socket;
 pub mod socket_file;

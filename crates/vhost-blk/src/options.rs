@@ -216,6 +216,10 @@ pub struct ProcessArgs {
     /// Permission bits of that socket, octal [default: 0600, with --metrics-group 0660]
     #[arg(long, value_name = "MODE", value_parser = values::socket_mode, help_heading = "General")]
     pub metrics_mode: Option<u32>,
+    /// Write the process id to this file when the sockets listen. A second daemon with the same file is refused; a
+    /// stop removes the file
+    #[arg(long, value_name = "PATH", help_heading = "General")]
+    pub pidfile: Option<PathBuf>,
 }
 
 /// Options of `vhost-blk serve`.
@@ -429,6 +433,13 @@ impl ProcessArgs {
         if self.control_path.is_some() && self.control_path.as_ref() == self.metrics_path() {
             return Err(same_path("--control-path", "--metrics"));
         }
+        for (option, socket) in
+            [("--control-path", self.control_path.as_ref()), ("--metrics", self.metrics_path())]
+        {
+            if self.pidfile.is_some() && self.pidfile.as_ref() == socket {
+                return Err(same_path("--pidfile", option));
+            }
+        }
         let wanted = self.control_mode.is_some() || self.control_group.is_some();
         if wanted && self.control_path.is_none() {
             return Err(Failure::usage(
@@ -458,6 +469,9 @@ impl ProcessArgs {
         }
         if socket.is_some() && socket == self.metrics_path() {
             return Err(same_path("--socket-path", "--metrics"));
+        }
+        if socket.is_some() && socket == self.pidfile.as_ref() {
+            return Err(same_path("--socket-path", "--pidfile"));
         }
         Ok(())
     }

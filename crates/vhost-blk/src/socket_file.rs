@@ -78,7 +78,7 @@ pub fn listen(
         let why = format!("the path has {bytes} bytes and the kernel takes 1 to {PATH_BYTES_MAX}");
         return Err(failed(&why, "choose another path"));
     }
-    let lock = lock_directory(path, START_WAIT_MAX).map_err(|error| match error.kind() {
+    let lock = lock_directory_at_start(path).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => missing(path),
         _ => failed(&error, "see that its directory may be read and is used by no hanging program"),
     })?;
@@ -160,6 +160,14 @@ fn probe(path: &Path) -> io::Result<()> {
         Err(error) if error.raw_os_error() == Some(libc::EPROTOTYPE) => Ok(()),
         other => other,
     }
+}
+
+/// Locks the directory of `path` until the file is dropped, for a process that starts.
+///
+/// # Errors
+/// The error of a system call, or of another process that holds the lock.
+pub(crate) fn lock_directory_at_start(path: &Path) -> io::Result<File> {
+    lock_directory(path, START_WAIT_MAX)
 }
 
 /// Locks the directory of `path` until the file is dropped.

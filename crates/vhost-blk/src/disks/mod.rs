@@ -72,7 +72,7 @@ use crate::os;
 use crate::socket::Source;
 use crate::socket_file::SocketFile;
 use crate::stop::Stop;
-use crate::upgrade::{Parts, TakenParts, Upgrader};
+use crate::upgrade::{Parts, Socket, TakenParts, Upgrader};
 use data_plane::{Health, UringPool};
 use exchange::Image;
 use job::Job;
@@ -135,6 +135,8 @@ pub struct NewDisk {
 
 /// The disks of this process.
 pub struct Disks {
+    /// The file of the process id.
+    pub pidfile: OnceLock<Socket>,
     /// The start of the process.
     pub started: SystemTime,
     /// The start of the program, if it has replaced another one.
@@ -270,6 +272,7 @@ impl Disks {
     /// No disk yet.
     pub fn new(process: ProcessArgs, mode: Mode) -> Arc<Disks> {
         Arc::new(Disks {
+            pidfile: OnceLock::new(),
             started: os::process_started().unwrap_or_else(SystemTime::now),
             upgraded: OnceLock::new(),
             process,

@@ -110,6 +110,7 @@ fn cannot(why: impl Display) -> Failure {
 /// Checks that the sockets of the process have the same places.
 fn check_sockets(args: &ProcessArgs, state: &ProgramState) -> Result<(), Failure> {
     same_path("--control-path", args.control_path.as_deref(), Some(&state.control))?;
+    same_path("--pidfile", args.pidfile.as_deref(), state.pidfile.as_ref())?;
     let metrics = args.metrics_path().map(PathBuf::as_path);
     same_path("--metrics", metrics, state.metrics.as_ref())
 }

@@ -106,7 +106,7 @@ impl Upgrader {
         let path = program::choose(program)?;
         let args: Vec<OsString> = std::env::args_os().collect();
         let present = gather(&held, Control::snapshot, SNAPSHOT_MAX, Obstacle::Silent)?;
-        program::check(&path, &args, &self.state(caller, &held, present)?)?;
+        program::check(&path, &args, &self.state(disks, caller, &held, present)?)?;
         let all = held.all().iter();
         let (frozen, are_frozen) =
             parted(answers(&held, all, Control::freeze, FREEZE_MAX, Obstacle::Slow));
@@ -133,7 +133,7 @@ impl Upgrader {
         held.all().iter().try_for_each(|disk| disk.settle().map_err(|why| disk.refused(why)))?;
         let stopped_at = frozen.iter().map(|disk| disk.stopped_at_ns).min();
         let exported = frozen.iter().map(|disk| disk.exported.clone()).collect();
-        let mut state = self.state(caller, held, exported)?;
+        let mut state = self.state(disks, caller, held, exported)?;
         state.stopped_at_ns = stopped_at.unwrap_or_else(now_ns);
         let exec = || {
             // A later SIGHUP stays pending for the new program.
@@ -149,6 +149,7 @@ impl Upgrader {
     /// The state of the program, with those of the devices of its disks.
     fn state(
         &self,
+        all: &Disks,
         caller: &Caller<'_>,
         held: &Held<'_>,
         exported: Vec<Exported>,
@@ -173,6 +174,7 @@ impl Upgrader {
             failed: held.failed().to_vec(),
             disks,
             log_level: log::set(),
+            pidfile: all.pidfile.get().map(Socket::state),
         })
     }
 }

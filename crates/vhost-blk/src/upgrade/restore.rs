@@ -29,6 +29,8 @@ pub struct Taken {
     pub metrics: Option<TakenSocket>,
     /// The disks.
     pub disks: Vec<TakenDisk>,
+    /// The file of the process id, and its locked descriptor.
+    pub pidfile: Option<TakenSocket>,
     /// Names of the disks of the directory that have failed to start.
     pub failed: Vec<String>,
     /// The control connection that has asked for the upgrade.
@@ -160,6 +162,7 @@ pub fn take() -> Result<Option<Taken>, Failure> {
         disks: disks.collect::<Result<_, _>>()?,
         control: Some(owner.socket(state.control)?),
         metrics: state.metrics.map(|socket| owner.socket(socket)).transpose()?,
+        pidfile: state.pidfile.map(|file| owner.socket(file)).transpose()?,
         client: owner.client(state.client)?,
         reload_is_due: state.reload_is_due,
         failed: state.failed,

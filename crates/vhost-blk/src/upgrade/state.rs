@@ -47,6 +47,9 @@ pub(super) struct ProgramState {
     /// The level of log lines that a command has set. Older programs do not know it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) log_level: Option<LogLevel>,
+    /// The file of the process id, whose descriptor has its lock. Older programs do not know it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) pidfile: Option<SocketState>,
 }
 
 /// The part of a state that is the same in all formats.
@@ -196,7 +199,7 @@ impl ProgramState {
 
     /// All descriptors that it names.
     pub(super) fn descriptors(&self) -> HashSet<RawFd> {
-        let sockets = [Some(&self.control), self.metrics.as_ref()];
+        let sockets = [Some(&self.control), self.metrics.as_ref(), self.pidfile.as_ref()];
         let mut all: HashSet<RawFd> =
             sockets.into_iter().flatten().map(|socket| socket.fd).collect();
         all.insert(self.client.fd);

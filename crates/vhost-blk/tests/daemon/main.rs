@@ -16,6 +16,7 @@ mod interface;
 mod limits;
 #[path = "../common/mount.rs"]
 mod mount;
+mod pidfile;
 mod reload;
 mod rig;
 mod saving;

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The file of `--pidfile`: the id of the process, from the moment at which it is ready until its clean end.
+//!
+//! The process holds a lock (`flock`) on the file, which ends with it: a file without a lock is stale. The lock belongs
+//! to the open file, so that it goes to the next program with an upgrade. The file appears with its content. A lock on
+//! the directory serializes daemons that start for the same path.
+
+use crate::failure::Failure;
+use crate::socket_file::{self, SocketFile};
+use std::fmt::Display;
+use std::fs::{self, File, TryLockError};
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// Maximum length of a process id with its line break; a longer file is another one.
+const BYTES_MAX: u64 = 21;
+const MODE: u32 = 0o644;
+
+/// Checks that no live process has the file, and that it is no other file.
+///
+/// # Errors
+/// [`Failure`] with the process that has it.
+pub(crate) fn check(path: &Path) -> Result<(), Failure> {
+    let failed = |why: &dyn Display, remedy: &str| failure(path, why, remedy);
+    let open =
+        File::options().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path);
+    let mut file = match open {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(failed(&error, "name another path")),
+        Ok(file) => file,
+    };
+    let mut text = String::new();
+    let is_regular = file.metadata().is_ok_and(|found| found.is_file());
+    let read =
+        if is_regular { (&mut file).take(BYTES_MAX + 1).read_to_string(&mut text) } else { Ok(0) };
+    let is_id =
+        text.len() as u64 <= BYTES_MAX && text.trim_end().bytes().all(|byte| byte.is_ascii_digit());
+    if !is_regular || read.is_err() || !is_id {
+        return Err(failed(&"another file is there, which has no process id", "name another path"));
+    }
+    match file.try_lock() {
+        Ok(()) => Ok(()),
+        Err(TryLockError::WouldBlock) => {
+            let why = format!("the live process {} has it", text.trim_end());
+            Err(failed(&why, "stop that process, or name another path"))
+        }
+        Err(TryLockError::Error(error)) => {
+            Err(failed(&error, "name a path on another file system"))
+        }
+    }
+}
+
+/// Writes the file, in place of a stale one. Returns it with the descriptor that has the lock.
+///
+/// # Errors
+/// [`Failure`] as [`check`], or if the file cannot be written. Nothing of it remains.
+pub(crate) fn write(path: &Path) -> Result<(OwnedFd, SocketFile), Failure> {
+    let failed = |error: io::Error| match error.kind() {
+        ErrorKind::NotFound => failure(path, &"there is no such directory", "make it"),
+        _ => failure(path, &error, "check the permissions and the space of its directory"),
+    };
+    let _lock = socket_file::lock_directory_at_start(path).map_err(failed)?;
+    check(path)?;
+    let new = new_path(path);
+    let made = make(&new).and_then(|made| fs::rename(&new, path).map(|()| made));
+    let (file, identity) = made.map_err(|error| {
+        let _ = fs::remove_file(&new);
+        failed(error)
+    })?;
+    Ok((file.into(), SocketFile::of_parts(path.into(), identity)))
+}
+
+/// A name beside the file that no other process uses.
+fn new_path(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(format!(".{}", std::process::id()));
+    name.into()
+}
+
+/// Makes the locked file. Returns its device and number, too.
+fn make(path: &Path) -> io::Result<(File, (u64, u64))> {
+    let mut file = File::options().write(true).create_new(true).mode(MODE).open(path)?;
+    file.try_lock()?;
+    writeln!(file, "{}", std::process::id())?;
+    let made = file.metadata()?;
+    Ok((file, (made.dev(), made.ino())))
+}
+
+fn failure(path: &Path, why: &dyn Display, remedy: &str) -> Failure {
+    Failure::run(format!("use the pid file {}", path.display()), why, remedy)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_file_has_the_id_and_excludes_another_until_its_end() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("pid");
+        let (lock, file) = write(&path).unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), format!("{}\n", std::process::id()));
+        let why = write(&path).unwrap_err().to_string();
+        assert!(why.contains(&format!("the live process {} has it", std::process::id())), "{why}");
+        assert!(why.contains("stop that process, or name another path"), "{why}");
+        drop(lock);
+        // Stale now: the next one replaces it, and the end of the first one does not remove it.
+        let (_lock, _next) = write(&path).unwrap();
+        drop(file);
+        assert!(path.exists());
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn another_file_stays_as_it_is() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("image");
+        for content in ["no id", "1234567890123456789012"] {
+            fs::write(&path, content).unwrap();
+            let why = write(&path).unwrap_err().to_string();
+            assert!(why.contains("another file is there"), "{why}");
+            assert_eq!(fs::read_to_string(&path).unwrap(), content);
+        }
+        let why = write(directory.path()).unwrap_err().to_string();
+        assert!(why.contains("another file is there"), "{why}");
+        let link = directory.path().join("link");
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        assert!(write(&link).is_err());
+        let why = write(Path::new("/no/such/directory/pid")).unwrap_err().to_string();
+        assert!(why.contains("there is no such directory; make it"), "{why}");
+    }
+}
