@@ -41,7 +41,7 @@ impl Watcher {
         (self.child.wait().unwrap().code(), told)
     }
 
-    /// Waits until the stream has begun: it tells of a pause.
+    /// Waits until the stream has begun: it has a pause.
     pub(crate) fn wait_for_begin(&mut self, rig: &Rig) {
         std::thread::scope(|scope| {
             let first = scope.spawn(|| self.next());
