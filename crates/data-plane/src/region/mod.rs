@@ -13,6 +13,8 @@
 mod packed;
 mod part;
 mod split;
+#[cfg(test)]
+mod tests;
 
 use part::Part;
 use std::fs::File;
@@ -103,6 +105,14 @@ impl InflightRegion {
         // All parts lie in the mapping, as `part_bytes` is rounded down.
         fits.then(|| usize::from(index) * self.part_bytes)
     }
+}
+
+/// The marked entries with the counters of their chains, in the order of these. Reads each counter once:
+/// the front-end may change it meanwhile, and a sort whose keys change may panic.
+fn in_order(marked: impl Iterator<Item = u16>, counter: impl Fn(u16) -> u64) -> Vec<(u64, u16)> {
+    let mut heads: Vec<_> = marked.map(|head| (counter(head), head)).collect();
+    heads.sort_unstable();
+    heads
 }
 
 /// One queue's part of the region, owned by the thread of the queue.

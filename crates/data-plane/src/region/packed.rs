@@ -2,7 +2,7 @@
 //! A packed queue's part: `QueueRegionPacked` and `DescStatePacked` of the vhost-user
 //! specification. It contains copies of the descriptors, because used entries overwrite the ring.
 
-use super::{Part, VERSION};
+use super::{Part, VERSION, in_order};
 use std::sync::atomic::{Ordering, fence};
 use virtio_spec::packed::Desc;
 
@@ -58,7 +58,7 @@ pub(super) struct LeftChain {
     pub(super) descs: Vec<Desc>,
     /// Their entries in the part.
     entries: Vec<u16>,
-    counter: u64,
+    pub(super) counter: u64,
 }
 
 /// Reads the state that a previous daemon left of a queue of `size` descriptors; `None` if there is
@@ -84,8 +84,7 @@ pub(super) fn left(part: &Part, size: u16, was_used: impl Fn(u16) -> bool) -> Op
     let marked = |index: &u16| {
         !is_free[usize::from(*index)] && part.load_u8(entry(*index) + INFLIGHT_AT) == 1
     };
-    let mut heads: Vec<u16> = (0..size).filter(marked).collect();
-    heads.sort_by_key(|head| part.load_u64(entry(*head) + COUNTER_AT));
+    let heads = in_order((0..size).filter(marked), |head| part.load_u64(entry(head) + COUNTER_AT));
     let chains = heads
         .into_iter()
         .map(|head| chain(part, size, head, &mut is_free))
@@ -94,11 +93,15 @@ pub(super) fn left(part: &Part, size: u16, was_used: impl Fn(u16) -> bool) -> Op
     sane.then_some(Left { used_index, chains })
 }
 
-/// Reads the chain with the head entry `head`; `None` if it is invalid. Each entry belongs to at
-/// most one chain: `claimed` marks the entries that are free or belong to another chain.
-fn chain(part: &Part, size: u16, head: u16, claimed: &mut [bool]) -> Option<LeftChain> {
+/// Reads the chain with this counter and the head entry `head`; `None` if it is invalid. Each entry belongs
+/// to at most one chain: `claimed` marks the entries that are free or belong to another chain.
+fn chain(
+    part: &Part,
+    size: u16,
+    (counter, head): (u64, u16),
+    claimed: &mut [bool],
+) -> Option<LeftChain> {
     let count = part.load_u16(entry(head) + NUM_AT);
-    let counter = part.load_u64(entry(head) + COUNTER_AT);
     let mut index = head;
     let (mut descs, mut entries) = (Vec::new(), Vec::new());
     for _ in 0..count {

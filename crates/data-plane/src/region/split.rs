@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A split queue's part: `QueueRegionSplit` and `DescStateSplit` of the vhost-user specification.
 
-use super::{Part, VERSION};
+use super::{Part, VERSION, in_order};
 use std::sync::atomic::{Ordering, fence};
 
 const HEADER_BYTES: usize = 16;
@@ -57,8 +57,8 @@ impl SplitPart {
         if known {
             finish_last_batch(&part, size, used_index);
             let marked = |head: &u16| part.load_u8(entry(*head) + INFLIGHT_AT) == 1;
-            left.extend((0..size).filter(marked));
-            left.sort_by_key(|head| part.load_u64(entry(*head) + COUNTER_AT));
+            let counter = |head| part.load_u64(entry(head) + COUNTER_AT);
+            left.extend(in_order((0..size).filter(marked), counter));
         } else {
             (0..size).for_each(|head| part.store_u8(entry(head) + INFLIGHT_AT, 0));
         }
@@ -68,10 +68,10 @@ impl SplitPart {
         fence(Ordering::Release);
         part.store_u16(LAST_BATCH_HEAD_AT, 0);
         part.store_u16(VERSION_AT, VERSION);
-        let last = left.last().map(|head| part.load_u64(entry(*head) + COUNTER_AT));
         let batch = Vec::with_capacity(usize::from(size));
-        let counter = last.map_or(0, |counter| counter.wrapping_add(1));
-        (SplitPart { part, counter, last_batch_head: 0, batch }, known.then_some(left))
+        let counter = left.last().map_or(0, |(counter, _)| counter.wrapping_add(1));
+        let heads = left.into_iter().map(|(_, head)| head).collect();
+        (SplitPart { part, counter, last_batch_head: 0, batch }, known.then_some(heads))
     }
 
     #[inline]
