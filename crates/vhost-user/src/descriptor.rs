@@ -6,7 +6,7 @@ use rustix::net::sockopt::{socket_domain, socket_type};
 use rustix::net::{AddressFamily, SocketType};
 use std::fs::File;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
 /// Returns whether `fd` is an end of a pair of UNIX stream sockets. The front-end's end of the
@@ -18,14 +18,19 @@ pub(crate) fn is_socket_pair(fd: &File) -> io::Result<bool> {
     Ok(is_stream && peer().is_ok_and(|peer| peer.is_unnamed()))
 }
 
-/// Refuses a descriptor with a file type; an eventfd has none. A socket may be the front-end's own
-/// end of the connection, which would then never end. A regular file is always readable.
+/// Refuses all but eventfds. A socket may be the front-end's own end of the connection, which would then never
+/// end. A regular file is always readable. A poll of an epoll descriptor waits for other files, and the
+/// front-end may serve these itself (FUSE).
 pub(crate) fn check_eventfd(fd: &File) -> io::Result<()> {
-    match rustix::fs::fstat(fd)?.st_mode & libc::S_IFMT {
-        0 => Ok(()),
-        _ => Err(refusal(
+    // The kernel names it so; paths of files begin with `/`.
+    match std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd())) {
+        Ok(name) if name.as_os_str() == "anon_inode:[eventfd]" => Ok(()),
+        Ok(_) => Err(refusal(
             "a kick, call or err descriptor of a kind that is not taken: give an eventfd",
         )),
+        Err(error) => Err(refusal(format!(
+            "the kind of a kick, call or err descriptor is not known: /proc/self/fd: {error}; mount /proc"
+        ))),
     }
 }
 

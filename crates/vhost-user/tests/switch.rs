@@ -9,7 +9,6 @@ use common::plane::{Plain, kernel_or_skip};
 use common::{Daemon, Setup, mem, wait_until};
 use data_plane::{Operation, PlaneKind};
 use driver::{Options, Request};
-use rustix::event::epoll;
 use std::io::Write;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -195,9 +194,8 @@ fn a_call_descriptor_that_the_kernel_does_not_take_moves_the_queues_to_the_other
     let mut device = daemon.connect(&options());
     device.write(5, &[5; 512]).unwrap();
     assert_eq!(daemon.status().plane, PlaneKind::Kernel);
-    // No file type, as an eventfd.
-    let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
-    device.session().raw().message(SET_VRING_CALL, &[0; 8], &[epoll.as_fd()]).unwrap();
+    let (call, _other) = UnixStream::pair().unwrap();
+    device.session().raw().message(SET_VRING_CALL, &[0; 8], &[call.as_fd()]).unwrap();
     wait_until("the queues are moved", || daemon.status().plane == PlaneKind::Uring);
 
     let call = device.queue(0).queue().call_fd().try_clone().unwrap();

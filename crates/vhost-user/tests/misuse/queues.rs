@@ -3,8 +3,10 @@
 
 use crate::common::LIMIT;
 use crate::mischief::*;
+use rustix::event::epoll;
+use rustix::time::{TimerfdClockId, TimerfdFlags, timerfd_create};
 use std::fs::File;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use vmm_sys_util::eventfd::EventFd;
 
 #[test]
@@ -152,6 +154,34 @@ fn eventfds_that_are_none_are_refused() {
         });
         once(Mischief::running, |m| {
             m.refuses(code, &longs(&[0]), &[File::open("/").unwrap().as_fd()]);
+        });
+    }
+}
+
+/// A descriptor of a signal that the process never gets, and one of an `io_uring`.
+#[expect(unsafe_code, reason = "UNSAFETY: rustix has no signalfd, and its io_uring is not built")]
+fn signalfd_and_io_uring() -> [OwnedFd; 2] {
+    // SAFETY: `sigset_t` is valid as zeroes, which `signalfd` reads as no signal.
+    let signals = unsafe { libc::signalfd(-1, &std::mem::zeroed(), libc::SFD_CLOEXEC) };
+    let mut params = [0_u32; 30]; // `struct io_uring_params` has 120 bytes
+    // SAFETY: the kernel writes the parameters, which have this size.
+    let ring = unsafe { libc::syscall(libc::SYS_io_uring_setup, 1, params.as_mut_ptr()) } as i32;
+    [signals, ring].map(|fd| {
+        assert!(fd >= 0, "{}", std::io::Error::last_os_error());
+        // SAFETY: the descriptor is new, and nothing else has it.
+        unsafe { OwnedFd::from_raw_fd(fd) }
+    })
+}
+
+/// The kernel waits for another file when it polls an epoll descriptor.
+#[test]
+fn anonymous_descriptors_that_are_no_eventfds_are_refused() {
+    let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+    let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC).unwrap();
+    let [signals, ring] = signalfd_and_io_uring();
+    for fd in [epoll, timer, signals, ring] {
+        each(Mischief::running, &[SET_VRING_KICK, SET_VRING_CALL, SET_VRING_ERR], |m, &code| {
+            m.refuses(code, &longs(&[0]), &[fd.as_fd()]);
         });
     }
 }
