@@ -8,8 +8,8 @@ use crate::plane::{IoPoll, KeptRequests, QueueSetup, QueueState};
 use backend::Lane;
 use std::fs::File;
 use std::io;
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 use virtqueue::{GuestMemory, VirtQueue};
 use vmm_sys_util::eventfd::EventFd;
@@ -30,11 +30,31 @@ pub(crate) enum Mail {
     /// A disk is no longer halted.
     Wake(u16),
     Stop(QueueId, KeptRequests, Sender<QueueState>),
-    SetCall(QueueId, Option<File>),
+    /// The queue has a new call eventfd.
+    SetCall(QueueId, Arc<NewCall>),
     State(QueueId, Sender<QueueState>),
     /// Answer between two turns.
     Ping(Sender<()>),
     Exit,
+}
+
+/// The newest call eventfd of a queue that its thread has not taken. A front-end replaces the eventfd
+/// without waiting, so at most one, and one mail about it, wait for the thread.
+#[derive(Default)]
+pub(crate) struct NewCall(Mutex<Option<Option<File>>>);
+
+impl NewCall {
+    /// Replaces the eventfd, and closes one that was not taken. Returns whether there was none: the
+    /// thread gets a mail.
+    pub(crate) fn put(&self, call: Option<File>) -> bool {
+        let replaced = self.0.lock().unwrap_or_else(PoisonError::into_inner).replace(call);
+        replaced.is_none()
+    }
+
+    /// Takes the eventfd; `None`: there is no new one.
+    pub(crate) fn take(&self) -> Option<Option<File>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
 }
 
 /// A disk for a thread.

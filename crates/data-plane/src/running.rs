@@ -11,6 +11,7 @@ use crate::event::QueueId;
 use crate::health::Health;
 use crate::latency::{Clock, Nanos, Operation};
 use crate::limits::Share;
+use crate::mail::NewCall;
 use crate::plane::{Coalesce, KeptRequests, QueueSetup, QueueState};
 use crate::region::QueueRegion;
 use crate::request_table::{RequestTable, Taken};
@@ -45,7 +46,7 @@ pub(crate) struct RunningQueue {
     pub(crate) requests: RequestTable,
     pub(crate) disk: DiskView,
     pub(crate) kick: Option<File>,
-    pub(crate) call: Option<File>,
+    call: Option<File>,
     pub(crate) stats: QueueStats,
     /// A poll of the kick eventfd is outstanding.
     pub(crate) kick_armed: bool,
@@ -435,6 +436,15 @@ impl RunningQueue {
         if let Some(call) = &mut self.call {
             self.stats.calls += 1;
             let _ = call.write(&1u64.to_ne_bytes());
+        }
+    }
+
+    /// Replaces the call eventfd by the new one, if there is one, and signals it: the old one may have
+    /// missed a call.
+    pub(crate) fn take_call(&mut self, new_call: &NewCall) {
+        if let Some(call) = new_call.take() {
+            self.call = call;
+            self.call();
         }
     }
 

@@ -6,7 +6,7 @@ use crate::event::QueueId;
 use crate::lanes::Lanes;
 use crate::limit_change::{LimitChange, LimitError};
 use crate::limits::{Limiter, Limits, Member, Share};
-use crate::mail::{Answer, Mail, Postbox};
+use crate::mail::{Answer, Mail, NewCall, Postbox};
 use crate::plane::{DataPlane, KeptRequests, QueueReport, QueueSetup, QueueState};
 use crate::pool::{UringOptions, UringPool};
 use backend::Disk;
@@ -29,10 +29,10 @@ pub struct UringPlane {
 }
 
 /// The thread of a running queue, and the thread's number of the queue.
-#[derive(Clone, Copy)]
 struct Place {
     thread: usize,
     id: QueueId,
+    new_call: Arc<NewCall>,
 }
 
 impl UringPlane {
@@ -167,7 +167,7 @@ impl UringPlane {
     }
 
     fn place(&self, index: u16) -> (&Postbox, QueueId) {
-        let Place { thread, id } = self.queues[&index];
+        let Place { thread, id, .. } = self.queues[&index];
         (self.lanes.pool().postbox(thread), id)
     }
 }
@@ -197,7 +197,7 @@ impl DataPlane for UringPlane {
         let thread = (self.first_thread + usize::from(index)) % pool.threads();
         let (disk, queue) = (self.lanes.number(thread), Box::new((setup, ring)));
         let id = pool.postbox(thread).ask(|reply| Mail::Start(disk, queue, reply));
-        self.queues.insert(index, Place { thread, id });
+        self.queues.insert(index, Place { thread, id, new_call: Arc::default() });
         Ok(())
     }
 
@@ -214,7 +214,10 @@ impl DataPlane for UringPlane {
 
     fn set_call(&mut self, index: u16, call: Option<File>) -> Result<(), KernelError> {
         let (postbox, id) = self.place(index);
-        postbox.send(Mail::SetCall(id, call));
+        let new_call = &self.queues[&index].new_call;
+        if new_call.put(call) {
+            postbox.send(Mail::SetCall(id, Arc::clone(new_call)));
+        }
         Ok(())
     }
 

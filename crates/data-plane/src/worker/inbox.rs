@@ -15,6 +15,9 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use virtqueue::VirtQueue;
 
+/// Maximum mails that the thread carries out between two turns.
+pub(super) const MAILS_MAX: usize = 64;
+
 impl Worker {
     #[cold]
     pub(super) fn open_mail(&mut self, armed: bool) {
@@ -22,9 +25,11 @@ impl Worker {
             let event = Event::Mail { armed: true };
             self.engine.poll_eventfd(self.mail_fd.as_raw_fd(), event);
         }
-        while let Ok(mail) = self.mail.try_recv() {
+        for _ in 0..MAILS_MAX {
+            let Ok(mail) = self.mail.try_recv() else { return };
             self.handle_mail(mail);
         }
+        self.mail_fd.write(1).expect("the mail counter never fills up"); // more may be there
     }
 
     /// Carries out one mail. The control plane waits for each answer, so that no `send` of one fails.
@@ -73,11 +78,7 @@ impl Worker {
                 });
             }
             Mail::Stop(id, kept, reply) => self.stop_queue(id, kept, reply),
-            Mail::SetCall(id, call) => {
-                let (queue, _) = self.disks.queue(id);
-                queue.call = call;
-                queue.call(); // the old eventfd may have missed a call
-            }
+            Mail::SetCall(id, new_call) => self.disks.queue(id).0.take_call(&new_call),
             Mail::State(id, reply) => {
                 let mut state = self.disks.queue(id).0.state();
                 state.choices.batch_size = self.portion.chosen() as u64;

@@ -19,6 +19,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::Sender;
 use virtio_blk::DiskView;
 use virtqueue::{GuestMemory, Region, RingSetup, VirtQueue};
+use vmm_sys_util::eventfd::EFD_NONBLOCK;
 
 const QUEUE_SIZE: u16 = 64;
 const CAPACITY: u64 = 1 << 20;
@@ -56,6 +57,7 @@ impl Lane for Steps {
 /// A thread with one disk and one queue; the test runs its turns.
 struct Rig {
     worker: Worker,
+    postbox: Postbox,
     guest: RequestQueue,
     layout: Layout,
 }
@@ -67,7 +69,7 @@ impl Rig {
     }
 
     fn polling(poll_max: Duration, portion: Option<usize>, operations: u32) -> Self {
-        let (mail_fd, wake) = (EventFd::new(0).unwrap(), EventFd::new(0).unwrap());
+        let [mail_fd, wake] = [(); 2].map(|()| EventFd::new(EFD_NONBLOCK).unwrap());
         let (postbox, inbox) = Postbox::new(wake);
         let engine = Uring::new().expect("an io_uring");
         let portion = Portion::new(portion);
@@ -81,7 +83,7 @@ impl Rig {
         let start = Box::new(started(&memory, &queue));
         answer(&mut worker, &postbox, |reply| Mail::Start(number, start, reply));
         let guest = RequestQueue::new(queue, 1 << 19, Duration::ZERO);
-        let mut rig = Rig { worker, guest, layout: Layout::default() };
+        let mut rig = Rig { worker, postbox, guest, layout: Layout::default() };
         rig.worker.turn(); // arms the poll of the kick eventfd
         rig
     }
@@ -245,4 +247,18 @@ fn the_choices_of_the_thread_are_in_the_state_of_a_queue() {
         let choices = state.recv().unwrap().choices;
         assert_eq!((choices.batch_size, choices.coalescing), (batch_size, false));
     }
+}
+
+#[test]
+fn a_thread_carries_out_a_part_of_its_mail_and_comes_back() {
+    let mut rig = Rig::new(None, 1);
+    let (reply, answers) = std::sync::mpsc::channel();
+    for _ in 0..=inbox::MAILS_MAX {
+        rig.postbox.send(Mail::Ping(reply.clone()));
+    }
+    for expected in [inbox::MAILS_MAX, 1] {
+        rig.worker.open_mail(true);
+        assert_eq!(answers.try_iter().count(), expected);
+    }
+    assert_eq!(rig.worker.mail_fd.read().unwrap(), 1, "the thread has woken itself once");
 }

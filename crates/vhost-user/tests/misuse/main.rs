@@ -6,6 +6,7 @@
 mod common;
 
 mod backend_req;
+mod calls;
 mod device;
 mod memory;
 mod messages;
