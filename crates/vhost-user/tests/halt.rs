@@ -6,9 +6,9 @@ mod common;
 use backend::FileOptions;
 use common::broken::{Broken, Trouble};
 use common::gate::Gate;
-use common::{DISK_BYTES, Daemon, Setup, TMPFS, file, mem, wait_until};
+use common::{DISK_BYTES, Daemon, LIMIT, Setup, TMPFS, file, mem, wait_until};
 use data_plane::{ErrorPolicy, PlaneKind};
-use driver::{Device, Options, Request};
+use driver::{Device, Options, Placed, Request, Segment};
 use libc::{EIO, ENOSPC};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -20,6 +20,8 @@ use virtio_spec::blk::{RangeSegment, S_IOERR, S_OK};
 const QUEUES: u16 = 2;
 /// A message that the protocol does not have.
 const UNKNOWN: u32 = 9999;
+/// No guest has memory here.
+const NOWHERE: u64 = 0x7000_0000_0000;
 /// Requests of a queue.
 const REQUESTS: u64 = 8;
 
@@ -199,6 +201,7 @@ fn the_policy_enospc_reports_other_errors_and_report_reports_all() {
     let rig = Rig::new(ErrorPolicy::Enospc, true, Options::default());
     let mut device = rig.guest();
     let mut sent = rig.halt(&mut device, ENOSPC);
+    wait_until("all failed", || rig.kept() == 2 * REQUESTS); // a later failure would halt it again
     rig.trouble.set(0);
     rig.ask(Command::Resume);
     sent.succeed(&mut device);
@@ -265,6 +268,33 @@ fn a_halt_in_the_drain_of_a_pause_keeps_the_requests() {
             rig.trouble.set(0);
             rig.ask(Command::Resume);
             sent.succeed(&mut device);
+        }
+    }
+}
+
+#[test]
+fn a_queue_with_a_ring_fault_keeps_nothing_so_that_it_stops_after_a_resume() {
+    for options in common::both_rings() {
+        for inflight in [false, true] {
+            let rig = Rig::new(ErrorPolicy::Stop, true, Options { inflight, ..options.clone() });
+            let mut device = rig.guest();
+            // The write is in flight until another one starts, which none does.
+            rig.trouble.gather(2);
+            rig.trouble.set(EIO);
+            let mut sent = Sent::default();
+            sent.submit(&mut device, 0, 0);
+            let broken = Placed { segments: vec![Segment::readable(NOWHERE, 16)] };
+            device.queue(0).add_placed(broken, false).unwrap();
+            device.queue(0).queue().publish();
+            device.queue(0).queue().kick();
+            assert!(device.queue(0).queue().wait_err(LIMIT).unwrap(), "the ring is at fault");
+            rig.trouble.gather(0);
+            wait_until("the disk halts", || rig.is_halted());
+            sent.collect(&mut device, S_IOERR);
+            rig.trouble.set(0);
+            assert_eq!(rig.ask(Command::Resume), Answer::Changed(true));
+            drop(device);
+            rig.daemon.next_outcome().expect("the connection ends");
         }
     }
 }

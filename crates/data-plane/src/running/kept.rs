@@ -1,6 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Requests that failed and halted the disk: they stay in flight, and the queue takes them again
 //! after the halt.
+//!
+//! | Ring fault | Halted | Keeps | Takes | Is drained when no request is in flight and |
+//! |---|---|---|---|---|
+//! | no | no | nothing new | kept requests, then new ones | no kept one is left |
+//! | no | yes | failed requests | nothing | at once: the stop ends the kept ones |
+//! | yes | no, yes | nothing: failed requests get their error | nothing | at once |
 
 use super::RunningQueue;
 use crate::failure::StorageFailure;
@@ -13,7 +19,7 @@ use virtio_blk::{Completion, Kind, Request};
 
 impl RunningQueue {
     /// Judges the failed I/O of a request. Halts the disk if its policy says so; returns whether the
-    /// request must be kept.
+    /// request must be kept: a queue with a ring fault would never take it again.
     #[cold]
     pub(crate) fn halts(&mut self, kind: Kind, io: &Io, error: IoError) -> bool {
         if let Some(failure) = StorageFailure::of_io(kind, io.offset_bytes, error) {
@@ -25,7 +31,7 @@ impl RunningQueue {
             self.health.halt(kind, error);
             self.halted = true;
         }
-        verdict == Verdict::Keep
+        verdict == Verdict::Keep && !self.faulted
     }
 
     /// Keeps a failed request: its chain stays in flight, and is taken again after the halt.
