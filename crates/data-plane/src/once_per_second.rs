@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Limits log lines that a guest or a front-end can cause at will.
 
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Limits log lines of one kind to one per second, and counts the suppressed ones.
@@ -25,6 +26,27 @@ impl OncePerSecond {
         }
         self.last = Some(now);
         Some(std::mem::take(&mut self.not_shown))
+    }
+}
+
+/// A limit that all threads and disks of the process share: one for each kind of line.
+#[derive(Debug)]
+pub struct LogLimit(Mutex<OncePerSecond>);
+
+impl LogLimit {
+    /// The first line is due at once.
+    #[expect(clippy::new_without_default, reason = "a limit is a static")]
+    pub const fn new() -> Self {
+        LogLimit(Mutex::new(OncePerSecond::new()))
+    }
+
+    /// Calls `log` if a line is due now, with the number of suppressed lines; `None`: there is none.
+    #[cold]
+    pub fn log(&self, log: impl FnOnce(Option<u64>)) {
+        let due = self.0.lock().unwrap_or_else(PoisonError::into_inner).due(Instant::now());
+        if let Some(not_shown) = due {
+            log(Some(not_shown).filter(|not_shown| *not_shown > 0));
+        }
     }
 }
 

@@ -13,7 +13,7 @@ use crate::latency::{Clock, Nanos, Operation};
 use crate::limits::Share;
 use crate::mail::NewCall;
 use crate::plane::{Coalesce, KeptRequests, QueueSetup, QueueState};
-use crate::region::QueueRegion;
+use crate::region::{QueueRegion, log_no_room, log_resubmits};
 use crate::request_table::{RequestTable, Taken};
 use crate::stall::{StallChange, StallWatch};
 use crate::stats::QueueStats;
@@ -100,10 +100,7 @@ impl RunningQueue {
         let wanted = region.is_some();
         let opened = region.and_then(|region| QueueRegion::open(&region, layout, index, &mut ring));
         if wanted && opened.is_none() {
-            tracing::warn!(
-                queue = index,
-                "the in-flight region has no room for this queue: its requests are not tracked"
-            );
+            log_no_room(index);
         }
         let (region, left) = opened.unzip();
         let mut resubmit = VecDeque::from(left.unwrap_or_default());
@@ -112,8 +109,7 @@ impl RunningQueue {
             ring.resume((setup.ring.base >> 16) as u16, &kept);
             resubmit.extend(kept);
         } else if !resubmit.is_empty() {
-            let chains = resubmit.len();
-            tracing::info!(queue = index, chains, "resubmits the requests of a previous daemon");
+            log_resubmits(index, resubmit.len());
         }
         RunningQueue {
             id,

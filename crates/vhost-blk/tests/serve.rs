@@ -6,7 +6,7 @@ mod common;
 use common::{Daemon, Place, finish, one_line, program};
 use driver::{Device, Options, Request};
 use std::io::{BufRead, BufReader, Read, Write};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
@@ -403,4 +403,32 @@ fn a_guest_that_breaks_its_ring_in_a_loop_does_not_flood_the_log() {
     daemon.signal(libc::SIGTERM);
     let lines = daemon.rest_of_stderr().matches("ring fault: the queue is stopped").count();
     assert!((1..=due_max).contains(&lines), "{lines} lines of {ROUNDS} faults, {due_max} due");
+}
+
+#[test]
+fn a_front_end_that_starts_a_queue_in_a_loop_does_not_flood_the_log() {
+    const ROUNDS: usize = 200; // the pipe of the log has room for as many lines
+    const SET_INFLIGHT_FD: u32 = 32;
+    /// The part of a queue of one descriptor.
+    const REGION_BYTES: u64 = 64;
+    let place = Place::new();
+    let mut daemon = Daemon::start(&mut place.serve(), &place.socket);
+    let mut device = driver::Device::connect(&place.socket, &driver::Options::default()).unwrap();
+    let region = tempfile::tempfile_in("/dev/shm").unwrap();
+    region.set_len(REGION_BYTES).unwrap();
+    let size_and_offset = [REGION_BYTES, 0].map(u64::to_ne_bytes).concat();
+    let queues_and_size = [1_u16, 1, 0, 0].map(u16::to_ne_bytes).concat();
+    let message = [size_and_offset, queues_and_size].concat();
+    device.session().raw().message(SET_INFLIGHT_FD, &message, &[region.as_fd()]).unwrap();
+    let begin = Instant::now();
+    for _ in 0..ROUNDS {
+        device.session().enable(0, false).unwrap();
+        device.session().enable(0, true).unwrap();
+    }
+    device.write(0, &[1; 512]).unwrap(); // the daemon has had all messages
+    let due_max = begin.elapsed().as_secs() as usize + 2;
+    drop(device);
+    daemon.signal(libc::SIGTERM);
+    let lines = daemon.rest_of_stderr().matches("has no room for this queue").count();
+    assert!((1..=due_max).contains(&lines), "{lines} lines of {ROUNDS} starts, {due_max} due");
 }

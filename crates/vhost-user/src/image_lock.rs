@@ -8,11 +8,13 @@
 //! | has handed over | released | taken again before a queue starts: the migration failed |
 //!
 //! While the lock is released no queue runs, so that nothing is written. A queue whose lock another
-//! program holds does not start.
+//! program holds does not start. A front-end can make the lock change in a loop: the log has one line
+//! of a kind in a second.
 
 use crate::error::refusal;
 use crate::session::Session;
 use backend::ImageLock;
+use data_plane::LogLimit;
 use std::io;
 use std::time::Duration;
 use virtio_spec::features::VHOST_F_LOG_ALL;
@@ -38,9 +40,13 @@ impl Session<'_> {
         };
         followed.lock.take(LOCK_WAIT_MAX).map_err(refusal)?;
         followed.held = true;
-        tracing::info!("took the lock of the image");
+        static TAKEN: LogLimit = LogLimit::new();
+        TAKEN.log(|not_shown| tracing::info!(not_shown, "took the lock of the image"));
         if let Err(error) = self.resize(None) {
-            tracing::warn!(%error, "the present size of the image is not adopted");
+            static NOT_ADOPTED: LogLimit = LogLimit::new();
+            NOT_ADOPTED.log(|not_shown| {
+                tracing::warn!(%error, not_shown, "the present size of the image is not adopted");
+            });
         }
         Ok(())
     }
@@ -65,13 +71,25 @@ impl Session<'_> {
         match followed.lock.give_up() {
             Ok(()) => {
                 followed.held = false;
-                tracing::info!("gave the lock of the image up: the guest may go on elsewhere");
+                static GIVEN_UP: LogLimit = LogLimit::new();
+                GIVEN_UP.log(|not_shown| {
+                    tracing::info!(
+                        not_shown,
+                        "gave the lock of the image up: the guest may go on elsewhere"
+                    );
+                });
             }
-            Err(error) => tracing::error!(
-                %error,
-                "keeps the lock of the image, so that the guest cannot go on elsewhere: a completed \
-                 write may be lost; let the guest go on here and check its data"
-            ),
+            Err(error) => {
+                static KEPT: LogLimit = LogLimit::new();
+                KEPT.log(|not_shown| {
+                    tracing::error!(
+                        %error,
+                        not_shown,
+                        "keeps the lock of the image, so that the guest cannot go on elsewhere: a \
+                         completed write may be lost; let the guest go on here and check its data"
+                    );
+                });
+            }
         }
     }
 }

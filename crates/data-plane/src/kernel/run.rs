@@ -10,6 +10,7 @@ use super::{KernelOptions, abi, address, compat, counters, halt, memlock, shared
 use crate::error::{self, KernelError};
 use crate::health::Health;
 use crate::limits::{KernelUser, Limits, Share};
+use crate::once_per_second::LogLimit;
 use crate::plane::{Choices, Coalesce, IoPoll, QueueSetup, QueueState};
 use crate::region::InflightRegion;
 use backend::Disk;
@@ -142,7 +143,8 @@ impl Run {
             Err(error) if self.options.flags & abi::OPT_PIN_MEMORY != 0 => {
                 let bytes = self.common.memory.regions().iter().map(|region| region.len()).sum();
                 let remedy = pin_remedy(&error, bytes, memlock::room());
-                tracing::warn!(%error, "guest memory cannot be pinned; {remedy}, or set --pin-memory off; continuing without");
+                static LINES: LogLimit = LogLimit::new();
+                LINES.log(|not_shown| tracing::warn!(%error, not_shown, "guest memory cannot be pinned; {remedy}, or set --pin-memory off; continuing without"));
                 self.options.flags &= !abi::OPT_PIN_MEMORY;
                 self.device.set_options(&self.options)
             }

@@ -2,14 +2,12 @@
 //! The end of a queue: a ring fault, the drain, and the state that goes to the control plane.
 
 use super::RunningQueue;
-use crate::once_per_second::OncePerSecond;
+use crate::once_per_second::LogLimit;
 use crate::plane::{Choices, QueueState};
 use crate::stall::StallChange;
 use std::collections::VecDeque;
 use std::fmt::Display;
 use std::io::Write;
-use std::sync::{Mutex, PoisonError};
-use std::time::Instant;
 
 impl RunningQueue {
     /// Handles a ring fault: takes no further chain, signals the front-end, completes the requests
@@ -58,11 +56,13 @@ impl RunningQueue {
 /// do not outlive a reset: the limit is that of the process.
 #[cold]
 fn log_fault(queue: u16, fault: &dyn Display) {
-    const TEXT: &str = "ring fault: the queue is stopped; reset the device to go on";
-    static LINES: Mutex<OncePerSecond> = Mutex::new(OncePerSecond::new());
-    match LINES.lock().unwrap_or_else(PoisonError::into_inner).due(Instant::now()) {
-        Some(0) => tracing::error!(queue, %fault, "{TEXT}"),
-        Some(not_shown) => tracing::error!(queue, %fault, not_shown, "{TEXT}"),
-        None => {}
-    }
+    static LINES: LogLimit = LogLimit::new();
+    LINES.log(|not_shown| {
+        tracing::error!(
+            queue,
+            %fault,
+            not_shown,
+            "ring fault: the queue is stopped; reset the device to go on"
+        );
+    });
 }

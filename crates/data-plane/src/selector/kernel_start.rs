@@ -8,7 +8,7 @@
 use super::{PlaneKind, PlaneSelector};
 use crate::error::QueueStartError;
 use crate::plane::{DataPlane, KeptRequests, QueueSetup, QueueState};
-use crate::region::QueueRegion;
+use crate::region::{QueueRegion, log_no_room};
 use crate::stats::QueueStats;
 use virtqueue::{Layout, Resubmit, VirtQueue};
 
@@ -71,10 +71,7 @@ impl PlaneSelector {
                     setup.ring.base = ring.base();
                 }
                 None => {
-                    tracing::warn!(
-                        queue = setup.index,
-                        "the in-flight region has no room for this queue: its requests are not tracked"
-                    );
+                    log_no_room(setup.index);
                     setup.region = None;
                 }
             }
