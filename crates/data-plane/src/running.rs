@@ -176,6 +176,9 @@ impl RunningQueue {
             let head = ring.take(chain)?;
             if let (Some(head), Some(region)) = (&head, region) {
                 region.taken(head, chain);
+                if region.is_lost() {
+                    return Err(RingFault::MemoryLost);
+                }
             }
             Ok::<_, RingFault>(head)
         });

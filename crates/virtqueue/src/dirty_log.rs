@@ -51,6 +51,12 @@ impl DirtyLog {
         self.mapping.size()
     }
 
+    /// Returns whether a mark found that the front-end has truncated a part of the log.
+    #[inline]
+    pub(crate) fn is_lost(&self) -> bool {
+        self.mapping.is_lost()
+    }
+
     /// Marks the pages of `len` bytes at guest-physical address `addr`. Ignores pages beyond the
     /// log: the front-end does not migrate them. The vhost code of the kernel does the same.
     pub fn mark(&self, addr: u64, len: u64) {

@@ -65,8 +65,9 @@ pub enum RingFault {
         /// Length in bytes.
         len: u64,
     },
-    /// The front-end has truncated the file of the guest's memory.
-    #[error("guest memory was truncated")]
+    /// The front-end has truncated the file of the guest's memory, of the dirty log or of the in-flight
+    /// region.
+    #[error("guest memory was truncated, or the dirty log or in-flight region")]
     MemoryLost,
     /// A chain of a previous daemon is of the other ring layout.
     #[error("a chain in flight is not of the layout of its ring")]

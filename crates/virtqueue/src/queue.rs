@@ -4,6 +4,7 @@
 use crate::RingFault;
 use crate::chain::{Chain, ChainHead};
 use crate::dirty_log::DirtyLog;
+use crate::guard::any_lost;
 use crate::memory::GuestMemory;
 use crate::packed::{BASE_OF_NEW, FLAGS_OFFSET, PackedQueue, Position};
 use crate::ring_area::RingArea;
@@ -127,10 +128,17 @@ impl VirtQueue {
     #[inline]
     pub fn take(&mut self, chain: &mut Chain) -> Result<Option<ChainHead>, RingFault> {
         let taken = each_layout!(self, queue => queue.take(chain));
-        if self.memory().is_lost() {
+        if self.is_lost() {
             return Err(RingFault::MemoryLost); // the chain may consist of zeroes in place of pages
         }
         taken
+    }
+
+    /// Returns whether guest memory or marks in the dirty log are lost. A migration without the marks
+    /// would lose pages in silence.
+    #[inline]
+    fn is_lost(&self) -> bool {
+        any_lost() && (self.memory().is_lost() || self.log().is_some_and(DirtyLog::is_lost))
     }
 
     fn memory(&self) -> &GuestMemory {
@@ -207,7 +215,7 @@ impl VirtQueue {
             Ring::Split(queue) => queue.has_avail(),
             Ring::Packed(queue) => Ok(queue.has_avail()),
         };
-        if self.memory().is_lost() {
+        if self.is_lost() {
             return Err(RingFault::MemoryLost);
         }
         available

@@ -4,7 +4,7 @@
 #![expect(unsafe_code)]
 
 use crate::address_space::Share;
-use crate::guard::{Guard, MAPPINGS_MAX};
+use crate::guard::{Guard, MAPPINGS_MAX, any_lost};
 use rustix::fs::{fcntl_get_seals, fstatfs};
 use rustix::mm::{Advice, madvise};
 use std::fs::File;
@@ -78,8 +78,9 @@ impl SharedMapping {
     }
 
     /// Returns whether an access found that pages of the file are gone.
+    #[inline]
     pub fn is_lost(&self) -> bool {
-        self.guard.is_lost()
+        any_lost() && self.guard.is_lost()
     }
 }
 

@@ -198,6 +198,15 @@ impl QueueRegion {
         }
     }
 
+    /// Returns whether an access found that the front-end has truncated a part of the region.
+    #[inline]
+    pub(crate) fn is_lost(&self) -> bool {
+        match self {
+            QueueRegion::Split(part) => part.is_lost(),
+            QueueRegion::Packed(part) => part.is_lost(),
+        }
+    }
+
     /// Records a taken chain: it is in flight from now on.
     #[inline]
     pub(crate) fn taken(&mut self, head: &ChainHead, chain: &Chain) {

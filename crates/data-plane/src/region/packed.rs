@@ -174,6 +174,11 @@ impl PackedPart {
         self.part.store_u8(wrap_at, u8::from(used_index & 0x8000 != 0));
     }
 
+    #[inline]
+    pub(super) fn is_lost(&self) -> bool {
+        self.part.is_lost()
+    }
+
     /// Records the ring descriptors of a chain. A driver that makes more descriptors available than
     /// the ring holds, or reuses an id, gets no entry: its chains are then not recoverable.
     pub(super) fn taken(&mut self, id: u16, descs: &[Desc]) {

@@ -23,6 +23,12 @@ impl Part {
         fits.then(|| Part { region: Arc::clone(region), start, len })
     }
 
+    /// Returns whether a part of the mapping is lost, this one or another.
+    #[inline]
+    pub(super) fn is_lost(&self) -> bool {
+        self.region.mapping.is_lost()
+    }
+
     #[inline]
     fn cell<T>(&self, offset: usize) -> *mut T {
         let size = size_of::<T>();

@@ -75,6 +75,11 @@ impl SplitPart {
     }
 
     #[inline]
+    pub(super) fn is_lost(&self) -> bool {
+        self.part.is_lost()
+    }
+
+    #[inline]
     pub(super) fn taken(&mut self, head: u16) {
         self.part.store_u64(entry(head) + COUNTER_AT, self.counter);
         self.counter = self.counter.wrapping_add(1);
