@@ -101,7 +101,7 @@ impl Layers {
         top: Option<Arc<ImageFile>>,
         earlier: Earlier,
     ) -> Arc<Layers> {
-        let Earlier { bitmaps, lost } = earlier;
+        let Earlier { bitmaps, lost, .. } = earlier;
         let stack = Stack { image, top, copy: None, following: None, bitmaps };
         Arc::new(Layers { stack: Mutex::new(stack), lost })
     }

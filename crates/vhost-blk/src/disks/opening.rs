@@ -133,9 +133,10 @@ impl Disks {
             told: disk.info(),
         });
         let obstacle = obstacle(&args, lock.as_ref().is_none_or(|(_, is_held)| *is_held));
-        let earlier = earlier(bitmaps.as_ref(), image.as_ref(), device.is_some(), obstacle);
+        let mut earlier = earlier(bitmaps.as_ref(), image.as_ref(), device.is_some(), obstacle);
+        let unused = earlier.unused.take();
         let layers = Layers::new(disk, top, earlier);
-        let consumed = image.as_ref().map(|image| kept::until_served(image, &layers));
+        let consumed = image.as_ref().map(|image| kept::until_served(image, &layers, unused));
         let disk = layers.disk();
         let info = disk.info();
         let of_start = if device.is_some() { args.without_limits() } else { args.clone() };
@@ -240,7 +241,7 @@ impl Disks {
         server.observe_health(move |event: &HealthEvent| {
             told.tell(&Change::Health(event.clone()));
             if matches!(event, HealthEvent::Failed(_)) {
-                let _ = failures.send(of_failure.clone()); // the process may end
+                let _ = failures.try_send(of_failure.clone()); // full, or the process ends
             }
         });
         let (traces, disk) = (Arc::clone(&self.traces), name.to_owned());

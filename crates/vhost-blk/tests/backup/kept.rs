@@ -391,6 +391,10 @@ fn a_start_that_fails_leaves_the_file_of_bitmaps_for_the_next_one() {
     let mut command = next(&served.place, &served.control, &["--data-plane", "uring"]);
     one_line(&finish(&mut command), 1);
     assert!(side_file(&served).exists());
+    // The same with a data plane that has no bitmaps.
+    let mut command = next(&served.place, &served.control, &["--data-plane", "kernel"]);
+    one_line(&finish(&mut command), 1);
+    assert!(side_file(&served).exists());
     fs::remove_dir(&served.place.socket).unwrap();
     start(&mut served, &["--data-plane", "uring"]);
     assert_eq!(backup(&served, "next", &INCREMENTAL).1, PART);

@@ -25,7 +25,7 @@ const ABOUT: &str = "Changes of a disk since its backups, for vhost-blk ctl back
 
 /// The bitmaps of a disk.
 #[derive(Default)]
-pub(super) struct Notes {
+pub(in crate::disks) struct Notes {
     /// The files of the image; empty in an upgrade, which passes the open files.
     pub(super) files: Vec<FileIdentity>,
     /// The reason for which other bitmaps are lost.
@@ -83,16 +83,17 @@ impl Notes {
     /// The cause.
     pub(super) fn of_bytes(bytes: &[u8]) -> Result<Notes, String> {
         let damaged = || "it is damaged".to_owned();
-        let rest = bytes.strip_prefix(MAGIC.as_bytes());
-        let rest = rest.ok_or("it has another format than this program knows")?;
-        let (_, sum) = bytes.split_last_chunk().ok_or_else(damaged)?;
-        if crc32fast::hash(&bytes[..bytes.len() - sum.len()]) != u32::from_le_bytes(*sum) {
+        if !bytes.starts_with(MAGIC.as_bytes()) {
+            return Err("it has another format than this program knows".to_owned());
+        }
+        let (body, sum) = bytes.split_last_chunk().ok_or_else(damaged)?;
+        if crc32fast::hash(body) != u32::from_le_bytes(*sum) {
             return Err(damaged());
         }
-        let end = rest.iter().position(|byte| *byte == b'\n').ok_or_else(damaged)?;
-        let (head, rest) = rest.split_at(end);
+        let mut parts = body.splitn(3, |byte| *byte == b'\n').skip(1);
+        let (Some(head), Some(words)) = (parts.next(), parts.next()) else { return Err(damaged()) };
         let head: Head = serde_json::from_slice(head).map_err(|why| why.to_string())?;
-        let mut words = rest[1..rest.len() - sum.len()]
+        let mut words = words
             .chunks_exact(8)
             .map(|word| u64::from_le_bytes(word.try_into().expect("it has 8 bytes")));
         if head.bitmaps.len() > BITMAPS_MAX {
@@ -105,5 +106,43 @@ impl Notes {
             bitmaps.push((name, base, Arc::new(written.ok_or_else(damaged)?)));
         }
         Ok(Notes { files: head.files, lost: head.lost, bitmaps })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A file without bitmaps, with this end of its head and a right checksum.
+    fn file(about: &str, end: &[u8]) -> Vec<u8> {
+        let head = format!(r#"{{"about":"{about}","files":[],"lost":null,"bitmaps":[]}}"#);
+        let mut bytes = [MAGIC.as_bytes(), head.as_bytes(), end].concat();
+        bytes.extend(crc32fast::hash(&bytes).to_le_bytes());
+        bytes
+    }
+
+    #[test]
+    fn a_checksum_that_looks_like_the_end_of_the_head_is_none() {
+        assert!(Notes::of_bytes(&file("", b"\n")).is_ok());
+        let newline_at = |at: usize, end: &[u8]| {
+            let of = |n: u32| file(&n.to_string(), end);
+            let has = |bytes: &Vec<u8>| bytes[bytes.len() - 4 + at] == b'\n';
+            (0..).map(of).find(has).expect("one of some hundred")
+        };
+        for at in 0..4 {
+            for end in [&b""[..], b" ", b"\r"] {
+                assert!(Notes::of_bytes(&newline_at(at, end)).is_err(), "{at}");
+            }
+            assert!(Notes::of_bytes(&newline_at(at, b"\n")).is_ok(), "{at}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_cut_anywhere_is_refused() {
+        let notes = Notes { lost: Some("x".to_owned()), ..Notes::default() };
+        let bytes = notes.to_bytes().expect("text");
+        for len in 0..bytes.len() {
+            assert!(Notes::of_bytes(&bytes[..len]).is_err(), "{len}");
+        }
     }
 }

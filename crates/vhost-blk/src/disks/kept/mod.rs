@@ -42,6 +42,8 @@ pub(super) struct Earlier {
     pub(super) bitmaps: BTreeMap<String, Arc<Bitmap>>,
     /// The reason for which some are lost.
     pub(super) lost: Option<String>,
+    /// The notes of the file, which the disk cannot go on with.
+    pub(super) unused: Option<Notes>,
 }
 
 impl Earlier {
@@ -53,7 +55,8 @@ impl Earlier {
     fn of(notes: Notes, top: &Arc<ImageFile>) -> Self {
         let bitmap =
             |(name, base, written)| (name, Arc::new(Bitmap::of_earlier(top, written, base)));
-        Earlier { bitmaps: notes.bitmaps.into_iter().map(bitmap).collect(), lost: notes.lost }
+        let bitmaps = notes.bitmaps.into_iter().map(bitmap).collect();
+        Earlier { bitmaps, lost: notes.lost, unused: None }
     }
 
     /// The bitmaps that an upgrade has passed.

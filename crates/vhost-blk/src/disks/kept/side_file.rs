@@ -21,7 +21,7 @@ pub(in crate::disks) const LOST: &str = "the bitmaps for incremental backups are
 const SUFFIX: &str = ".vhost-blk-bitmaps";
 
 /// The bitmaps of a file that was removed, until the disk is served: a start that fails keeps them.
-pub(in crate::disks) struct Consumed(Option<(Image, Arc<Layers>)>);
+pub(in crate::disks) struct Consumed(Option<(Image, Arc<Layers>, Option<Notes>)>);
 
 impl Consumed {
     /// The guest may write from now on.
@@ -32,9 +32,8 @@ impl Consumed {
 
 impl Drop for Consumed {
     fn drop(&mut self) {
-        if let Some((image, layers)) = &self.0
-            && let Err(why) = save(image, layers)
-        {
+        let Some((image, layers, unused)) = self.0.take() else { return };
+        if let Err(why) = save(&image, unused.unwrap_or_else(|| notes_of(&layers))) {
             tracing::warn!(why, "{LOST}");
         }
     }
@@ -43,7 +42,7 @@ impl Drop for Consumed {
 /// Keeps the bitmaps of a disk without requests in flight, whose image is still locked. The log has the
 /// result.
 pub(in crate::disks) fn keep(image: &Image, layers: &Layers) {
-    match save(image, layers) {
+    match save(image, notes_of(layers)) {
         Ok(0) => {}
         Ok(bitmaps) => tracing::info!(bitmaps, "keeps the bitmaps of the disk for its next start"),
         Err(why) => tracing::warn!(why, "{LOST}"),
@@ -61,9 +60,8 @@ fn place(image: &ImageFile) -> Result<PathBuf, String> {
 ///
 /// # Errors
 /// Cause and remedy.
-fn save(image: &Image, layers: &Layers) -> Result<usize, String> {
+fn save(image: &Image, mut notes: Notes) -> Result<usize, String> {
     const FULL: &str = "make a full backup after the next start";
-    let mut notes = notes_of(layers);
     if notes.bitmaps.is_empty() {
         return Ok(0);
     }
@@ -108,29 +106,34 @@ pub(in crate::disks) fn load(image: &Image, obstacle: Option<&str>) -> Earlier {
     }
     let bytes = read(&path);
     // Nothing trusts it any more, whatever happens from now on.
-    if let Err(why) = fs::remove_file(&path).and_then(|()| sync_directory(&path)) {
+    if let Err(why) = remove(&path) {
         return Earlier::lost(format!("{} cannot be removed: {why}", path.display()));
     }
     let unreadable = |why| format!("{} cannot be read: {why}", path.display());
-    let bytes = bytes.map_err(unreadable);
-    let notes = match obstacle {
-        Some(why) => Err(why.to_owned()),
-        None => bytes.and_then(|bytes| trusted(&bytes, image)),
-    };
-    match notes {
-        Ok(notes) => Earlier::of(notes, &image.top),
-        Err(why) => Earlier::lost(why),
+    let notes = bytes.map_err(unreadable).and_then(|bytes| trusted(&bytes, image));
+    match (notes, obstacle) {
+        (notes, Some(why)) => Earlier { unused: notes.ok(), ..Earlier::lost(why) },
+        (Ok(notes), None) => Earlier::of(notes, &image.top),
+        (Err(why), None) => Earlier::lost(why),
     }
 }
 
-/// The bitmaps of a disk that is not served yet.
-pub(in crate::disks) fn until_served(image: &Image, layers: &Arc<Layers>) -> Consumed {
-    Consumed(Some((image.clone(), Arc::clone(layers))))
+/// The bitmaps of a disk that is not served yet, in its layers or `unused`.
+pub(in crate::disks) fn until_served(
+    image: &Image,
+    layers: &Arc<Layers>,
+    unused: Option<Notes>,
+) -> Consumed {
+    Consumed(Some((image.clone(), Arc::clone(layers), unused)))
 }
 
 /// The notes of a file, if no other program has written the image since.
 fn trusted(bytes: &[u8], image: &Image) -> Result<Notes, String> {
     let notes = Notes::of_bytes(bytes).map_err(|why| format!("in the file of bitmaps: {why}"))?;
+    let capacity_bytes = image.disk.info().capacity_sectors * 512;
+    if notes.bitmaps.iter().any(|(.., written)| written.capacity_bytes() > capacity_bytes) {
+        return Err("in the file of bitmaps: it is of a larger disk".to_owned());
+    }
     match identity::found(image) {
         Some(files) if files == notes.files => Ok(notes),
         _ => Err("the image was changed or replaced while no daemon served it".to_owned()),
@@ -146,6 +149,11 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     file.take(BYTES_MAX as u64).read_to_end(&mut bytes)?;
     Ok(bytes)
+}
+
+/// Removes the file durably.
+fn remove(path: &Path) -> io::Result<()> {
+    fs::remove_file(path).and_then(|()| sync_directory(path))
 }
 
 /// Name of the file until it is complete: always the same one, so that the next start finds the file.
