@@ -183,6 +183,12 @@ impl Follower {
             );
             return;
         }
+        if view.top().has_failed_sync() {
+            tracing::warn!(
+                disk = name,
+                "a sync has failed before the device was back, and completed writes may be lost: check the guest's data"
+            );
+        }
         if let Some(Answer::Refused(why)) =
             self.control.post(Command::EndHalt).wait(Some(DRAIN_MAX))
         {

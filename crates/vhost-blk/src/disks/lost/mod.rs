@@ -19,7 +19,7 @@ use super::{Disks, Entry, Slot, growth};
 use crate::events::Change;
 use crate::failure::Failure;
 use device::Device;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
@@ -66,23 +66,26 @@ enum Found {
     Refused(String),
 }
 
+/// Names that wait for a look. A disk whose name finds no room sends it again at its next failure, a second later.
+const FAILURES_MAX: usize = 256;
+
 /// Names of disks whose storage has failed, from the threads of the data plane.
 pub(super) struct Failures {
-    names: Sender<String>,
+    names: SyncSender<String>,
     /// Locked by the thread that reads them.
     unread: Arc<Mutex<Receiver<String>>>,
 }
 
 impl Default for Failures {
     fn default() -> Self {
-        let (names, unread) = channel();
+        let (names, unread) = sync_channel(FAILURES_MAX);
         Failures { names, unread: Arc::new(Mutex::new(unread)) }
     }
 }
 
 impl Failures {
-    /// The end for the threads of the data plane: a send does not wait.
-    pub(super) fn names(&self) -> Sender<String> {
+    /// The end for the threads of the data plane. Without a disk on a block device nothing reads the names.
+    pub(super) fn names(&self) -> SyncSender<String> {
         self.names.clone()
     }
 }
