@@ -191,8 +191,8 @@ impl Limiter {
         self.set_in(&mut self.order(), limits);
     }
 
-    /// Changes the limits, and forgives the debt of the old ones. Returns whether they differ. The lock of `order` makes
-    /// changes of different parts by different disks hold together.
+    /// Changes the limits, and forgives the debt of the old ones. Returns whether they differ. The lock of `order`
+    /// makes changes of different parts by different disks hold together.
     ///
     /// # Errors
     /// [`LimitError::Last`] if a group would have no limit: the old ones hold.

@@ -287,8 +287,8 @@ impl PlaneSelector {
     /// group has none before. Returns whether something has changed.
     ///
     /// # Errors
-    /// [`LimitError`] if the group would have no limit, or if the kernel is selected for the queues of this front-end or
-    /// of the next one, and cannot share limits: nothing is changed.
+    /// [`LimitError`] if the group would have no limit, or if the kernel is selected for the queues of this front-end
+    /// or of the next one, and cannot share limits: nothing is changed.
     pub fn join_limit_group(
         &mut self,
         name: &str,

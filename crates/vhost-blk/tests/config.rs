@@ -188,6 +188,7 @@ fn the_test_above_leaves_no_key_out() {
         // For a metrics socket on a path.
         "metrics-group",
         "metrics-mode",
+        "pidfile",
         "size",
         "socket-path",
     ];

@@ -65,8 +65,9 @@ fn truncated_memory_stops_its_own_queues_only() {
     }
 }
 
-/// Connects a guest, truncates what `truncate` wants, and requires a fault of its queue and of no other one.
-fn faults(ring: &Options, truncate: impl Fn(&mut Device)) {
+/// Connects a guest, truncates the file that `share` passes to the daemon, and requires a fault of its queue and
+/// of no other one.
+fn faults(ring: &Options, share: impl Fn(&mut Device) -> File) {
     let setup = Setup { threads: 1, ..Setup::default() };
     let pool = pool(&setup);
     let good = Daemon::in_pool(Arc::new(mem()), &setup, &pool);
@@ -74,7 +75,9 @@ fn faults(ring: &Options, truncate: impl Fn(&mut Device)) {
     let _log = neighbour.start_log().unwrap();
     let daemon = Daemon::in_pool(Arc::new(mem()), &setup, &pool);
     let mut device = daemon.connect(ring);
-    truncate(&mut device);
+    let file = share(&mut device);
+    device.session().config().unwrap(); // the daemon has had all messages
+    file.set_len(0).unwrap();
     let layout = device.layout();
     // The daemon finds the loss by the mark of the first request.
     for sector in [1, 2] {
@@ -98,8 +101,7 @@ fn a_truncated_dirty_log_or_in_flight_region_stops_its_own_queues_only() {
     for ring in both_rings() {
         faults(&ring, |device| {
             let log = device.start_log().unwrap();
-            device.write(0, &[1; 512]).unwrap();
-            log.truncate().unwrap();
+            log.file().unwrap()
         });
         // The daemon seals a region that it makes itself.
         faults(&ring, |device| {
@@ -109,8 +111,7 @@ fn a_truncated_dirty_log_or_in_flight_region_stops_its_own_queues_only() {
             let queues_and_size = [1_u16, 128, 0, 0].map(u16::to_ne_bytes).concat();
             let message = [size_and_offset, queues_and_size].concat();
             device.session().raw().message(SET_INFLIGHT_FD, &message, &[region.as_fd()]).unwrap();
-            device.write(0, &[1; 512]).unwrap();
-            region.set_len(0).unwrap();
+            region
         });
     }
 }

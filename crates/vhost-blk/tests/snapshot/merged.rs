@@ -167,6 +167,11 @@ fn a_commit_that_is_cancelled_leaves_the_disk_in_its_image() {
     again(&mut device);
     let mut before = content(&mut device);
     assert_eq!(rig.ok("commit a --cancel"), "nothing to do\n");
+    // The next commit may begin: the disk is in its image before that.
+    let wait_for_end = || {
+        let is_done = || rig.ctl("commit a --cancel").stdout == b"nothing to do\n";
+        rig.place.wait_until("the end of the merge", is_done);
+    };
     for round in 0..20 {
         let mut client = begin(&rig, "commit a");
         moments.wait();
@@ -176,9 +181,7 @@ fn a_commit_that_is_cancelled_leaves_the_disk_in_its_image() {
         }
         let ended = client.wait_with_output().unwrap();
         let line = String::from_utf8(ended.stderr).unwrap();
-        // The next commit may begin: the disk is in its image before that.
-        let is_done = || rig.ctl("commit a --cancel").stdout == b"nothing to do\n";
-        rig.place.wait_until("the end of the merge", is_done);
+        wait_for_end();
         let is_merged = rig.json("snapshots a").as_array().unwrap().len() == 1;
         moments.learn(is_merged);
         if is_merged {
@@ -198,6 +201,7 @@ fn a_commit_that_is_cancelled_leaves_the_disk_in_its_image() {
     let client = begin(&rig, "commit a --bandwidth 4K");
     wait_for_merge(&rig);
     assert_ne!(rig.ok("commit a --cancel"), "nothing to do\n");
+    wait_for_end();
     let line = error_of(client);
     assert!(line.contains("it was cancelled"), "{line}");
     assert!(content(&mut device) == before);

@@ -58,10 +58,9 @@ impl DirtyLog {
         (0..pages).map(|page| page * LOG_PAGE_BYTES).filter(|&gpa| self.is_dirty(gpa)).collect()
     }
 
-    /// Truncates the file of the log to nothing. This side must not look at the log any more.
-    pub fn truncate(&self) -> std::io::Result<()> {
-        let file = self.memory.regions()[0].fd().try_clone_to_owned()?;
-        std::fs::File::from(file).set_len(0)
+    /// The file of the log. This side must not look at the log any more after a truncation.
+    pub fn file(&self) -> std::io::Result<std::fs::File> {
+        Ok(self.memory.regions()[0].fd().try_clone_to_owned()?.into())
     }
 
     /// Clears all marks.
