@@ -362,7 +362,7 @@ fn a_kill_at_any_moment_of_a_commit_loses_no_acknowledged_write() {
         rig.restart(&[]);
         let is_merged = is_marked_as_merged(&rig.path("b"));
         moments.learn(is_merged);
-        // Between the two marks neither file has one, and both have the same content.
+        // With both marks, that of the backing file is void.
         add(&rig, "a", if is_merged { below } else { over });
         written.check(&mut guest(&rig, "a"));
         if is_merged {
