@@ -229,9 +229,9 @@ impl RunningQueue {
     pub(crate) fn parse(&mut self, taken: &Taken) -> Result<Request, Refused> {
         let entry = self.requests.entry(taken.index());
         let parsed = Request::parse(&mut entry.chain, &self.disk, &mut entry.ranges);
-        let bytes = parsed.as_ref().map_or(0, |request| request.kind.inflight_bytes());
-        self.inflight_bytes += bytes;
-        self.stats.throttled += u64::from(self.turn.took(bytes));
+        let kind = parsed.as_ref().ok().map(|request| request.kind);
+        self.inflight_bytes += kind.map_or(0, Kind::inflight_bytes);
+        self.stats.throttled += u64::from(self.turn.took(kind.map_or(0, Kind::limit_bytes)));
         parsed
     }
 

@@ -195,6 +195,15 @@ impl Kind {
             other => other.disk_bytes(),
         }
     }
+
+    /// Bytes that a limit on the bandwidth counts: those of all ranges, because storage works on each.
+    #[inline]
+    pub fn limit_bytes(self) -> u64 {
+        match self {
+            Kind::Discard { bytes, .. } => bytes / DISCARDED_PER_WRITTEN,
+            other => other.disk_bytes(),
+        }
+    }
 }
 
 /// Reasons to refuse a request.

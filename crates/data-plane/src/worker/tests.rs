@@ -5,19 +5,22 @@
 
 use super::*;
 use crate::health::Health;
-use crate::limits::Limiter;
+use crate::limits::{Limiter, Limits};
 use crate::mail::{AddDisk, Postbox};
 use crate::plane::{IoPoll, QueueSetup};
 use crate::stats::QueueStats;
-use backend::{Disk, Engine, Io, Lane, Null, Op, Slot, Step};
+use backend::{Disk, Engine, Info, Io, Lane, Null, Op, RangeLimits, Slot, Step};
 use driver::{Layout, Queue, Request, RequestQueue};
 use std::collections::HashMap;
 use std::fs::File;
+use std::num::NonZeroU64;
 use std::os::fd::{FromRawFd, IntoRawFd};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::Sender;
 use virtio_blk::DiskView;
+use virtio_spec::blk::{F_DISCARD, RangeSegment};
 use virtqueue::{GuestMemory, Region, RingSetup, VirtQueue};
 use vmm_sys_util::eventfd::EFD_NONBLOCK;
 
@@ -58,6 +61,7 @@ impl Lane for Steps {
 struct Rig {
     worker: Worker,
     postbox: Postbox,
+    limiter: Arc<Limiter>,
     guest: RequestQueue,
     layout: Layout,
 }
@@ -75,7 +79,8 @@ impl Rig {
         let portion = Portion::new(portion);
         let mut worker = Worker::new(engine, poll_max, portion, Coalesce::Off, inbox, mail_fd);
         let lane = Box::new(Steps { operations, left: HashMap::new() });
-        let share = Arc::clone(Limiter::new(None).join().share());
+        let limiter = Limiter::new(None);
+        let share = Arc::clone(limiter.join().share());
         let disk = AddDisk { lane, share, iopoll: IoPoll::Off, submits_elsewhere: false };
         let number = answer(&mut worker, &postbox, |reply| Mail::AddDisk(disk, reply)).unwrap();
         let memory = driver::GuestMemory::new(&[(0, 1 << 20)]).unwrap();
@@ -83,7 +88,7 @@ impl Rig {
         let start = Box::new(started(&memory, &queue));
         answer(&mut worker, &postbox, |reply| Mail::Start(number, start, reply));
         let guest = RequestQueue::new(queue, 1 << 19, Duration::ZERO);
-        let mut rig = Rig { worker, postbox, guest, layout: Layout::default() };
+        let mut rig = Rig { worker, postbox, limiter, guest, layout: Layout::default() };
         rig.worker.turn(); // arms the poll of the kick eventfd
         rig
     }
@@ -145,11 +150,13 @@ fn started(memory: &driver::GuestMemory, queue: &Queue) -> (QueueSetup, VirtQueu
     let owned = |fd: EventFd| unsafe { File::from_raw_fd(fd.into_raw_fd()) };
     let copy = |fd: &EventFd| Some(owned(fd.try_clone().unwrap()));
     let writeback = Arc::new(AtomicBool::new(true));
+    let discard = Some(RangeLimits { sectors_max: 1 << 11, align_sectors: 1 });
+    let info = Info { discard, ..Null::new(CAPACITY).info() };
     let setup = QueueSetup {
         index: 0,
         ring: ring.clone(),
         features: 0,
-        disk: DiskView::new(&Null::new(CAPACITY).info(), 0, writeback, ""),
+        disk: DiskView::new(&info, 1 << F_DISCARD, writeback, ""),
         kick: copy(queue.kick_fd()),
         call: copy(queue.call_fd()),
         err: None,
@@ -261,4 +268,20 @@ fn a_thread_carries_out_a_part_of_its_mail_and_comes_back() {
         assert_eq!(answers.try_iter().count(), expected);
     }
     assert_eq!(rig.worker.mail_fd.read().unwrap(), 1, "the thread has woken itself once");
+}
+
+#[test]
+fn a_limit_on_the_bandwidth_counts_a_sixteenth_of_all_ranges_of_a_discard() {
+    const NOW: Nanos = 1 << 40;
+    const MIB: u64 = 1 << 20;
+    let mut rig = Rig::new(None, 1);
+    rig.limiter.test_time.store(NOW, Relaxed);
+    let burst = Duration::ZERO;
+    rig.limiter.set(&Limits { iops: None, bytes: NonZeroU64::new(MIB), burst });
+    let range = RangeSegment { sector: 0, num_sectors: 1 << 11, flags: 0 };
+    rig.guest.add(&Request::discard(&[range; 32]), &rig.layout).unwrap();
+    rig.guest.queue().publish();
+    while rig.worker.turn() {}
+    assert_eq!((rig.collected(), rig.stats().discarded_bytes), (1, 32 * MIB));
+    assert_eq!(rig.limiter.opens_at() - NOW, 2_000_000_000, "2 MiB");
 }
