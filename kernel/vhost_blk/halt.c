@@ -80,8 +80,7 @@ bool vhost_blk_withholds(struct vhost_blk_req *req)
 	vhost_blk_request_failed(req);
 	req->kept = true;
 	q->kept[q->nr_kept++] = req->head;
-	/* Counted again when it is taken again. */
-	q->stats.chains--;
+	q->stats.chains--; /* the owner adds nr_kept */
 	return true;
 }
 

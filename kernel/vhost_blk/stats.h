@@ -31,7 +31,7 @@ struct vhost_blk_latency {
 
 /**
  * struct vhost_blk_stats - counters of a queue since its start; under vq.mutex
- * @chains: chains taken
+ * @chains: chains taken, without those that the queue keeps: the owner adds nr_kept
  * @completed: chains put into the used ring
  * @refused: requests that were answered without I/O because they are wrong or not supported
  * @failed: requests that the storage has failed

@@ -110,6 +110,8 @@ pub struct QueueSetup {
     pub health: Arc<Health>,
     /// Requests that the previous start of the queue has left: [`QueueState::left`].
     pub kept: Vec<Resubmit>,
+    /// Number of the requests left, here or in the region, that the counters of an earlier start have.
+    pub counted: u64,
 }
 
 impl QueueSetup {
@@ -126,6 +128,7 @@ impl QueueSetup {
             region: self.region.clone(),
             health: Arc::clone(&self.health),
             kept: self.kept.clone(),
+            counted: self.counted,
         })
     }
 }
@@ -159,6 +162,8 @@ pub struct QueueState {
     pub base: u32,
     /// Counters of the queue.
     pub stats: QueueStats,
+    /// Requests in flight, without the kept ones.
+    pub inflight: u64,
     /// The choices for it; a stopped queue has none.
     pub choices: Choices,
     /// A ring fault stopped the queue.
@@ -173,7 +178,7 @@ impl QueueState {
     pub(crate) fn report(&self) -> QueueReport {
         QueueReport {
             stats: self.stats,
-            inflight: self.stats.chains - self.stats.completed,
+            inflight: self.inflight,
             choices: self.choices,
             faulted: self.faulted,
             kept: self.kept,
@@ -187,7 +192,7 @@ impl QueueState {
 pub struct QueueReport {
     /// Counters since the start of the queue.
     pub stats: QueueStats,
-    /// Requests in flight.
+    /// Requests in flight, without the kept ones.
     pub inflight: u64,
     /// The choices of the plane.
     pub choices: Choices,

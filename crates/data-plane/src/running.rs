@@ -96,7 +96,7 @@ impl RunningQueue {
         share: Arc<Share>,
     ) -> Self {
         let layout = setup.ring.layout;
-        let QueueSetup { index, disk, kick, call, err, region, health, kept, .. } = setup;
+        let QueueSetup { index, disk, kick, call, err, region, health, kept, counted, .. } = setup;
         let wanted = region.is_some();
         let opened = region.and_then(|region| QueueRegion::open(&region, layout, index, &mut ring));
         if wanted && opened.is_none() {
@@ -111,6 +111,7 @@ impl RunningQueue {
         } else if !resubmit.is_empty() {
             log_resubmits(index, resubmit.len());
         }
+        let chains = (resubmit.len() as u64).saturating_sub(counted);
         RunningQueue {
             id,
             is_active: false,
@@ -120,7 +121,7 @@ impl RunningQueue {
             disk,
             kick,
             call,
-            stats: QueueStats::default(),
+            stats: QueueStats { chains, ..QueueStats::default() },
             kick_armed: false,
             kick_rearms: 0,
             batch: Batch::new(slow_start),
@@ -210,7 +211,6 @@ impl RunningQueue {
         });
         match taken {
             Ok(taken) => {
-                self.stats.chains += u64::from(taken.is_some());
                 if taken.is_some() && self.recovering > 0 {
                     self.recovering -= 1;
                     self.stats.recovered += 1;

@@ -11,7 +11,7 @@ const COUNTERS: usize = 22;
 /// Counters of a queue since its start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QueueStats {
-    /// Taken chains.
+    /// Taken chains, each one once: those to resubmit count at the start of the queue.
     pub chains: u64,
     /// Chains put into the used ring.
     pub completed: u64,

@@ -114,6 +114,8 @@ pub struct Device {
     front_ends: u64,
     /// Counters of each queue without those of its present start.
     earlier_stats: Vec<QueueStats>,
+    /// Kept requests of each queue that `earlier_stats` counts and no present start has.
+    counted_kept: Vec<u64>,
 }
 
 impl Device {
@@ -132,6 +134,7 @@ impl Device {
         };
         let writeback = Arc::new(AtomicBool::new(options.writeback));
         let earlier_stats = vec![QueueStats::default(); options.num_queues.into()];
+        let counted_kept = vec![0; options.num_queues.into()];
         Device {
             disk,
             config,
@@ -149,6 +152,7 @@ impl Device {
             inherited: None,
             front_ends: 0,
             earlier_stats,
+            counted_kept,
         }
     }
 

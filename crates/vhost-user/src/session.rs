@@ -129,6 +129,7 @@ impl<'a> Session<'a> {
             region: self.inflight_region.as_ref().map(|used| Arc::clone(&used.region)),
             health: Arc::clone(&self.device.health),
             kept: slot.kept.clone(),
+            counted: self.device.counted_kept[index],
         }))
     }
 
@@ -191,6 +192,7 @@ impl<'a> Session<'a> {
         for (&queue, stopped) in indices.iter().zip(all_stopped) {
             let QueueStats { chains, refused, kicks, calls, .. } = stopped.stats;
             self.device.earlier_stats[queue] += stopped.stats;
+            self.device.counted_kept[queue] = stopped.kept;
             let base = stopped.base;
             tracing::debug!(queue, base, chains, refused, kicks, calls, "stopped");
             self.queues[queue].base = base;
@@ -214,6 +216,7 @@ impl<'a> Session<'a> {
         match ended {
             Ok(state) => {
                 self.device.earlier_stats[queue] += state.stats;
+                self.device.counted_kept[queue] = state.kept;
                 self.queues[queue].base = state.base;
                 self.queues[queue].kept.clear();
             }

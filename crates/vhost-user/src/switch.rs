@@ -75,10 +75,12 @@ impl Session<'_> {
         let started = self.device.planes.start_queue(setup);
         if let Some(recovered) = self.device.planes.take_recovered() {
             self.device.earlier_stats[index] += recovered.stats;
+            self.device.counted_kept[index] = recovered.kept;
             self.queues[index].base = recovered.base;
             self.queues[index].kept = recovered.left;
         }
         self.queues[index].running = Some(started?);
+        self.device.counted_kept[index] = 0;
         self.queues[index].kept.clear();
         self.queues[index].fault_told = false;
         Ok(())

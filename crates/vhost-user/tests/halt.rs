@@ -14,7 +14,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 use vhost::VhostBackend;
-use vhost_user::{Answer, Command, Status};
+use vhost_user::{Answer, Command, QueueStatus, Status};
 use virtio_spec::blk::{RangeSegment, S_IOERR, S_OK};
 
 const QUEUES: u16 = 2;
@@ -62,6 +62,15 @@ impl Rig {
     /// Requests that the queues keep.
     fn kept(&self) -> u64 {
         self.status().queues.iter().flat_map(|queue| &queue.running).map(|report| report.kept).sum()
+    }
+
+    /// Requests that the queues have taken and returned, in all their starts.
+    fn counts(&self) -> (u64, u64) {
+        let queues = self.status().queues;
+        let add = |sum: (u64, u64), one: &QueueStatus| {
+            (sum.0 + one.total.chains, sum.1 + one.total.completed)
+        };
+        queues.iter().fold((0, 0), add)
     }
 
     /// Puts [`REQUESTS`] writes into each queue, all of which fail: by an event, when all have started.
@@ -136,8 +145,8 @@ fn a_halted_disk_keeps_what_failed_takes_nothing_and_goes_on_after_the_resume() 
                 nothing_is_returned(&mut device);
                 let told = rig.status();
                 assert!(told.health.halt.unwrap().reason.contains("write of 4096 bytes"));
-                let chains: u64 = told.queues.iter().map(|queue| queue.total.chains).sum();
-                assert!(chains == 0 && rig.kept() > 0, "{chains}");
+                let counts = rig.counts();
+                assert!(rig.kept() > 0 && counts == (rig.kept(), 0), "{counts:?}");
                 // New requests wait, too.
                 (0..2).for_each(|queue| sent.submit(&mut device, queue, REQUESTS));
                 nothing_is_returned(&mut device);
@@ -152,6 +161,47 @@ fn a_halted_disk_keeps_what_failed_takes_nothing_and_goes_on_after_the_resume() 
                 assert!(!rig.is_halted() && rig.kept() == 0);
                 assert_eq!(rig.ask(Command::Resume), Answer::Changed(false));
             }
+        }
+    }
+}
+
+#[test]
+fn the_count_of_requests_never_sinks_and_has_a_kept_one_once() {
+    for options in common::both_rings() {
+        for (inflight, reconnects) in [(false, false), (true, false), (false, true), (true, true)] {
+            let rig = Rig::new(ErrorPolicy::Stop, true, Options { inflight, ..options.clone() });
+            let mut device = rig.guest();
+            let mut sent = Sent::default();
+            rig.trouble.gather(2); // the write is in flight until another one starts
+            sent.submit(&mut device, 0, 0);
+            wait_until("it is in flight", || rig.counts() == (1, 0));
+            rig.trouble.set(EIO);
+            rig.trouble.gather(0);
+            wait_until("the disk halts", || rig.is_halted());
+            let report = rig.status().queues[0].running.clone().unwrap();
+            assert_eq!((rig.counts(), report.inflight, report.kept), ((1, 0), 0, 1));
+            assert_eq!(rig.ask(Command::Resume), Answer::Changed(true));
+            wait_until("it halts again", || rig.is_halted());
+            assert_eq!(rig.counts(), (1, 0));
+            assert_eq!(rig.ask(Command::Pause), Answer::Changed(true));
+            assert_eq!(rig.counts(), (1, 0), "the queue does not run");
+            let bytes = 2 * DISK_BYTES;
+            assert_eq!(rig.ask(Command::Resize(Some(bytes))), Answer::Resized(bytes));
+            if reconnects {
+                device.session().raw().message(UNKNOWN, &[], &[]).unwrap();
+                rig.daemon.next_outcome().expect_err("an unknown message");
+                if !inflight {
+                    sent.collect(&mut device, S_IOERR);
+                }
+                device.reconnect(rig.daemon.socket()).unwrap();
+                assert_eq!(rig.counts(), (1, u64::from(!inflight)));
+            }
+            rig.trouble.set(0);
+            assert_eq!(rig.ask(Command::Resume), Answer::Changed(true));
+            sent.collect(&mut device, S_OK);
+            assert_eq!(rig.counts(), (1, 1));
+            device.write(0, &[1; 512]).unwrap();
+            assert_eq!(rig.counts(), (2, 2));
         }
     }
 }

@@ -25,6 +25,7 @@ pub(super) fn of_queue(lines: &[(String, String)], index: u16) -> QueueReport {
     stats.latencies = latencies(lines, index);
     let own = |wanted: &str| counts.iter().find(|(name, _)| name == wanted).map_or(0, |it| it.1);
     let (inflight, kept) = (own("inflight"), own("kept"));
+    stats.chains += kept; // those of the module lack the kept ones
     let choices = Choices { batch_size: own("batch"), coalescing: own("coalescing") > 0 };
     counts.retain(|(name, _)| !NO_COUNTERS.contains(&&**name) && !QueueStats::has(name));
     let faulted = line.split_whitespace().next() == Some("faulted");
@@ -81,7 +82,7 @@ mod tests {
         written.sum_us = 99;
         (written.buckets[3], written.buckets[4], written.buckets[23]) = (15, 2, 1);
         let (suppressed, failures) = (5, [0, 0, 0, 1, 0]);
-        let stats = QueueStats { chains: 17, refused: 2, kicks: 3, calls: 4, ..Default::default() };
+        let stats = QueueStats { chains: 19, refused: 2, kicks: 3, calls: 4, ..Default::default() };
         let stats =
             QueueStats { suppressed, failures, polls: 6, polls_won: 1, poll_ns: 70, ..stats };
         let expected = QueueReport {

@@ -268,6 +268,7 @@ impl Run {
         let state = |(index, stopped): (&u16, Stopped)| QueueState {
             base: stopped.base,
             stats: counters::of_queue(&lines, *index).stats,
+            inflight: 0,
             choices: Choices::default(),
             faulted: stopped.faulted,
             kept: stopped.kept.len() as u64,

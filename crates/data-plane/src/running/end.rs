@@ -33,6 +33,7 @@ impl RunningQueue {
         QueueState {
             base: self.ring.base(),
             stats: self.stats,
+            inflight: self.requests.in_flight().into(),
             choices: Choices { batch_size: 0, coalescing: self.calls.is_chosen() },
             faulted: self.faulted,
             kept: self.resubmit.len() as u64,

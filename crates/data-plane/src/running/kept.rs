@@ -38,7 +38,6 @@ impl RunningQueue {
     #[cold]
     pub(crate) fn keep(&mut self, taken: Taken, request: Request) {
         self.inflight_bytes -= request.kind.inflight_bytes();
-        self.stats.chains -= 1; // counted again when it is taken again
         let index = taken.index();
         let head = self.requests.release(taken);
         let again = self.ring.keep(head, &self.requests.entry(index).chain);

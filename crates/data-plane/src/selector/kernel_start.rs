@@ -21,6 +21,8 @@ pub struct Recovered {
     pub base: u32,
     /// Requests that failed again: [`QueueState::left`].
     pub left: Vec<Resubmit>,
+    /// Number of the requests that failed again: [`QueueState::kept`].
+    pub kept: u64,
 }
 
 impl PlaneSelector {
@@ -42,10 +44,11 @@ impl PlaneSelector {
                 self.faulted.insert(setup.index, stopped);
                 return Ok(PlaneKind::Kernel);
             }
-            let QueueState { base, stats, left, .. } = stopped;
+            let QueueState { base, stats, left, kept, .. } = stopped;
             setup.ring.base = base;
             setup.kept.clone_from(&left);
-            self.recovered = Some(Recovered { stats, base, left });
+            setup.counted = kept;
+            self.recovered = Some(Recovered { stats, base, left, kept });
         }
         if setup.health.is_halted() {
             if let Some(kernel) = &mut self.kernel {

@@ -163,6 +163,7 @@ fn started(memory: &driver::GuestMemory, queue: &Queue) -> (QueueSetup, VirtQueu
         region: None,
         health: Arc::new(Health::default()),
         kept: Vec::new(),
+        counted: 0,
     };
     (setup, VirtQueue::start(&ring).unwrap())
 }
