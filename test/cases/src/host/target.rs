@@ -31,10 +31,11 @@ pub(crate) struct Target {
 
 /// Skips the case if the module is missing.
 pub(crate) fn need_module() -> Result<()> {
-    if !Path::new(KernelDevice::PATH).exists() {
-        return Err(skip(format!("no {}: the module is not loaded", KernelDevice::PATH)));
+    let path = KernelDevice::PATH;
+    match Path::new(path).try_exists().with_context(|| path.to_owned())? {
+        true => Ok(()),
+        false => Err(skip(format!("no {path}: the module is not loaded"))),
     }
-    Ok(())
 }
 
 /// Serves `disk` on the plane of the environment.
