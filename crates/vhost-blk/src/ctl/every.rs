@@ -39,7 +39,7 @@ pub(super) fn resume(disk: &Named) -> Call {
     Call::new("resume the disk", "Resume", json!({"name": disk.name}))
 }
 
-/// As [`stats`], under the name of the disk.
+/// As [`stats()`], under the name of the disk.
 pub(super) fn named_stats(disk: &Named) -> Call {
     stats(disk).told(stats::named)
 }

@@ -20,7 +20,8 @@ use crate::socket_file::SocketFile;
 use crate::stop::Stop;
 use crate::upgrade::{self, Parts, Storage, TakenParts, TakenSocket};
 use crate::values::{BackendKind, Plane};
-use backend::Info;
+use backend::file::File as ImageFile;
+use backend::{Disk, Info};
 use data_plane::{HealthEvent, OncePerSecond, PlaneKind, Traced};
 use std::fs::File;
 use std::io;
@@ -133,10 +134,8 @@ impl Disks {
             told: disk.info(),
         });
         let obstacle = obstacle(&args, lock.as_ref().is_none_or(|(_, is_held)| *is_held));
-        let mut earlier = earlier(bitmaps.as_ref(), image.as_ref(), device.is_some(), obstacle);
-        let unused = earlier.unused.take();
-        let layers = Layers::new(disk, top, earlier);
-        let consumed = image.as_ref().map(|image| kept::until_served(image, &layers, unused));
+        let earlier = earlier(bitmaps.as_ref(), image.as_ref(), device.is_some(), obstacle);
+        let (layers, consumed) = layered(disk, top, earlier, image.as_ref());
         let disk = layers.disk();
         let info = disk.info();
         let of_start = if device.is_some() { args.without_limits() } else { args.clone() };
@@ -311,6 +310,19 @@ fn earlier(
         (None, Some(image)) if !is_upgrade => kept::load(image, obstacle),
         _ => Earlier::default(),
     }
+}
+
+/// The layers of a disk, and its bitmaps until it is served.
+fn layered(
+    disk: Arc<dyn Disk>,
+    top: Option<Arc<ImageFile>>,
+    mut earlier: Earlier,
+    image: Option<&Image>,
+) -> (Arc<Layers>, Option<Consumed>) {
+    let unused = earlier.unused.take();
+    let layers = Layers::new(disk, top, earlier);
+    let consumed = image.map(|image| kept::until_served(image, &layers, unused));
+    (layers, consumed)
 }
 
 /// The reason for which a disk cannot go on with the bitmaps of before. `is_held`: its image is locked,
