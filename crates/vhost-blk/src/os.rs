@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Safe wrappers of system calls that `std` lacks.
-// UNSAFETY: an inherited descriptor number, `poll`, `sysconf` and `getgrnam_r` have no safe std form.
+// UNSAFETY: an inherited descriptor number, `poll` and `getgrnam_r` have no safe std form.
 #![expect(unsafe_code)]
 
 use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::param::clock_ticks_per_second;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::time::{ClockId, clock_gettime};
 use std::ffi::CString;
@@ -39,10 +40,9 @@ pub fn memory_file(name: &str, bytes: &[u8]) -> io::Result<File> {
 
 /// The start of this process, which an `exec` does not change; `None`: `/proc` does not tell it.
 pub fn process_started() -> Option<SystemTime> {
-    // SAFETY: reads a constant of the system.
-    let ticks_per_second = u64::try_from(unsafe { libc::sysconf(libc::_SC_CLK_TCK) }).ok()?;
     let ticks = start_ticks(&std::fs::read_to_string("/proc/self/stat").ok()?)?;
-    let started = Duration::from_millis(ticks.checked_mul(1000)?.checked_div(ticks_per_second)?);
+    let started =
+        Duration::from_millis(ticks.checked_mul(1000)?.checked_div(clock_ticks_per_second())?);
     let now = clock_gettime(ClockId::Boottime);
     let now = Duration::new(now.tv_sec.try_into().ok()?, now.tv_nsec.try_into().ok()?);
     SystemTime::now().checked_sub(now.checked_sub(started)?)

@@ -14,12 +14,9 @@ pub const SERVICE: &str = "org.varlink.service";
 /// Its description.
 pub const SERVICE_DESCRIPTION: &str = include_str!("org.varlink.service.varlink");
 
-/// A digest of the description: the interfaces of two builds of one version may differ. FNV-1a, which finds accidents.
+/// A digest of the description (CRC-32): the interfaces of two builds of one version may differ.
 pub fn interface_digest() -> String {
-    const PRIME: u64 = 0x0100_0000_01b3;
-    const BEGIN: u64 = 0xcbf2_9ce4_8422_2325;
-    let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(PRIME);
-    format!("{:016x}", DESCRIPTION.bytes().fold(BEGIN, step))
+    format!("{:08x}", crc32fast::hash(DESCRIPTION.as_bytes()))
 }
 
 /// A call of a method.
