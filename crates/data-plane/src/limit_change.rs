@@ -28,6 +28,11 @@ impl LimitChange {
         }
     }
 
+    /// The change of a group that a disk with these limits joins: without a limit it adopts those of the group.
+    pub fn of_member(limits: Limits) -> LimitChange {
+        if limits.is_set() { limits.into() } else { LimitChange::default() }
+    }
+
     /// Returns whether it keeps everything.
     pub fn is_empty(self) -> bool {
         self == LimitChange::default()

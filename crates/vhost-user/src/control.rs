@@ -46,13 +46,9 @@ pub enum Command {
     Resume,
     /// Ends a halt whose cause has gone. A paused disk stays as it is, until [`Command::Resume`].
     EndHalt,
-    /// Replaces the limits of the disk, or of its group. Without a limit the disk leaves its group.
-    Limit(Limits),
-    /// Makes the disk share the limits of the group of this name, and replaces them if there are some.
-    JoinLimits(Arc<str>, Option<Limits>),
     /// Changes a part of the limits of the disk, or of its group; with a name it joins that group before. The group
     /// keeps a limit: only a change that removes all takes the disk out of it.
-    ChangeLimits(Option<Arc<str>>, LimitChange),
+    Limit(Option<Arc<str>>, LimitChange),
     /// Sets the cache mode: write-back if `true`. The guest keeps the mode that it has read, so that
     /// only a change to write-through is safe while a front-end is connected.
     SetCache(bool),
@@ -102,10 +98,9 @@ pub enum Answer {
     Switched(usize),
     /// [`Command::Resize`] succeeded: capacity of the disk in bytes.
     Resized(u64),
-    /// [`Command::Pause`], [`Command::Resume`], [`Command::Limit`], [`Command::JoinLimits`],
-    /// [`Command::SetCache`] or [`Command::SetErrors`] succeeded: whether it changed anything.
+    /// [`Command::Pause`], [`Command::Resume`], [`Command::SetCache`] or [`Command::SetErrors`] succeeded: whether it changed anything.
     Changed(bool),
-    /// [`Command::ChangeLimits`] succeeded: whether it changed anything, the limits in force, and their group.
+    /// [`Command::Limit`] succeeded: whether it changed anything, the limits in force, and their group.
     Limited(bool, Limits, Option<Arc<str>>),
     /// The command failed for this reason. The state is unchanged, unless the text says that the
     /// front-end is disconnected.
@@ -415,13 +410,7 @@ fn carry_out(session: &mut Session<'_>, command: Command, connected: bool) -> An
             session.resize(bytes).map_or_else(|error| refused(&error), Answer::Resized)
         }
         Command::Pause => session.pause().map_or_else(|error| refused(&error), Answer::Changed),
-        Command::Limit(limits) => {
-            session.limit(None, limits.into()).map_or_else(|error| refused(&error), Answer::Changed)
-        }
-        Command::JoinLimits(group, limits) => session
-            .limit(Some(&*group), limits.map(LimitChange::from).unwrap_or_default())
-            .map_or_else(|error| refused(&error), Answer::Changed),
-        Command::ChangeLimits(group, change) => match session.limit(group.as_deref(), change) {
+        Command::Limit(group, change) => match session.limit(group.as_deref(), change) {
             Ok(changed) => {
                 let (limits, group) = session.limits();
                 Answer::Limited(changed, limits, group)

@@ -286,9 +286,7 @@ impl Device {
     fn take_over_limits(&mut self, limits: Limits, group: Option<&str>) -> Result<(), LimitError> {
         match group {
             Some(group) => {
-                let limits = limits.is_set().then_some(limits);
-                let change = limits.map(LimitChange::from).unwrap_or_default();
-                self.planes.join_limit_group(group, change).map(drop)
+                self.planes.join_limit_group(group, LimitChange::of_member(limits)).map(drop)
             }
             None => Ok(self.set_limits(limits)?),
         }

@@ -7,7 +7,7 @@ mod common;
 use common::load::under_load;
 use common::plane::Plain;
 use common::{Daemon, Setup, mem, pool};
-use data_plane::Limits;
+use data_plane::{LimitChange, Limits};
 use driver::{Device, Options, Request};
 use std::num::NonZeroU64;
 use std::sync::Arc;
@@ -35,8 +35,9 @@ fn limits(iops: u64, bytes: u64) -> Limits {
 
 #[track_caller]
 fn limit(daemon: &Daemon, limits: Limits) {
-    let answer = daemon.control().ask(Command::Limit(limits)).expect("the device is there");
-    assert_eq!(answer, Answer::Changed(true));
+    let answer = daemon.control().ask(Command::Limit(None, limits.into()));
+    let Some(Answer::Limited(true, now, _)) = answer else { panic!("{answer:?}") };
+    assert_eq!(now, limits);
 }
 
 /// Requests that each queue has taken.
@@ -173,8 +174,8 @@ fn limits_outlive_connections_and_the_status_has_them() {
     let wanted = limits(300, 5 * MIB);
     let device = daemon.connect(&options());
     limit(&daemon, wanted);
-    let again = daemon.control().ask(Command::Limit(wanted));
-    assert_eq!(again, Some(Answer::Changed(false)));
+    let again = daemon.control().ask(Command::Limit(None, wanted.into()));
+    assert_eq!(again, Some(Answer::Limited(false, wanted, None)));
     drop(device);
     daemon.next_outcome().unwrap();
     let _device = daemon.connect(&options());
@@ -192,13 +193,24 @@ fn group(setup: &Setup, queues: &[u16], wanted: Limits) -> (Vec<Daemon>, Vec<Dev
     let (daemons, devices): (Vec<Daemon>, Vec<Device>) = queues.iter().map(serve).unzip();
     for (number, daemon) in daemons.iter().enumerate() {
         let limits = (number == 0).then_some(wanted);
-        assert_eq!(join(daemon, limits), Answer::Changed(true));
+        assert_eq!(join(daemon, limits), joined("g", wanted));
     }
     (daemons, devices)
 }
 
+/// Without limits the disk adopts those of the group.
 fn join(daemon: &Daemon, limits: Option<Limits>) -> Answer {
-    daemon.control().ask(Command::JoinLimits("g".into(), limits)).expect("the device is there")
+    join_group(daemon, "g", limits)
+}
+
+fn join_group(daemon: &Daemon, group: &str, limits: Option<Limits>) -> Answer {
+    let change = LimitChange::of_member(limits.unwrap_or(Limits::NONE));
+    daemon.control().ask(Command::Limit(Some(group.into()), change)).expect("the device is there")
+}
+
+/// The answer to a change that gives a group these limits, or makes a disk share them.
+fn joined(group: &str, limits: Limits) -> Answer {
+    Answer::Limited(true, limits, Some(group.into()))
 }
 
 fn requests(daemon: &Daemon) -> u64 {
@@ -283,7 +295,7 @@ fn a_stop_of_one_disk_of_a_group_waits_for_no_limit_and_the_others_go_on() {
     drop(devices.remove(0));
     daemons[0].next_outcome().unwrap();
     assert_eq!(requests(&daemons[1]), 1, "the debt was forgotten");
-    assert_eq!(join(&daemons[1], Some(limits(0, 100 * MIB))), Answer::Changed(true));
+    assert_eq!(join(&daemons[1], Some(limits(0, 100 * MIB))), joined("g", limits(0, 100 * MIB)));
     assert_eq!(devices[0].queue(0).collect().unwrap().1.status, Some(S_OK));
 }
 
@@ -297,7 +309,7 @@ fn a_disk_that_connects_again_pays_its_debt_to_the_group() {
     devices[0].queue(0).submit(&Request::read(0, 512), &layout).unwrap();
     devices[1].read(0, &mut [0; 512]).expect("it does not wait for the debt of the other disk");
     assert!(devices[0].queue(0).try_collect().unwrap().is_none(), "the debt was forgotten");
-    assert_eq!(join(&daemons[0], Some(limits(0, 100 * MIB))), Answer::Changed(true));
+    assert_eq!(join(&daemons[0], Some(limits(0, 100 * MIB))), joined("g", limits(0, 100 * MIB)));
     assert_eq!(devices[0].queue(0).collect().unwrap().1.status, Some(S_OK));
 }
 
@@ -334,11 +346,11 @@ fn a_queue_that_waits_goes_on_with_the_limits_of_another_group() {
         let layout = device.layout();
         device.queue(0).submit(&Request::read(0, 512), &layout).unwrap();
     }
-    let other = Command::JoinLimits("h".into(), Some(limits(1000, 0)));
-    assert_eq!(daemons[0].control().ask(other), Some(Answer::Changed(true)));
+    let other = limits(1000, 0);
+    assert_eq!(join_group(&daemons[0], "h", Some(other)), joined("h", other));
     assert_eq!(devices[0].queue(0).collect().unwrap().1.status, Some(S_OK));
     assert!(devices[1].queue(0).try_collect().unwrap().is_none(), "that one stays in its group");
-    assert_eq!(join(&daemons[1], Some(limits(0, 100 * MIB))), Answer::Changed(true));
+    assert_eq!(join(&daemons[1], Some(limits(0, 100 * MIB))), joined("g", limits(0, 100 * MIB)));
     assert_eq!(devices[1].queue(0).collect().unwrap().1.status, Some(S_OK));
 }
 
@@ -352,11 +364,12 @@ fn a_group_has_the_limits_given_last_and_ends_with_its_last_disk() {
     };
     limit(&daemons[1], limits(400, MIB));
     assert_eq!(of(&daemons[0]), (limits(400, MIB), Some("g".into())));
-    assert_eq!(join(&daemons[1], None), Answer::Changed(false));
+    let unchanged = Answer::Limited(false, limits(400, MIB), Some("g".into()));
+    assert_eq!(join(&daemons[1], None), unchanged);
     limit(&daemons[0], Limits::NONE);
     assert_eq!(of(&daemons[0]), (Limits::NONE, None));
     assert_eq!(of(&daemons[1]), (limits(400, MIB), Some("g".into())));
-    assert_eq!(join(&daemons[0], None), Answer::Changed(true));
+    assert_eq!(join(&daemons[0], None), joined("g", limits(400, MIB)));
     for daemon in &daemons {
         limit(daemon, Limits::NONE);
     }

@@ -235,7 +235,7 @@ fn changes_are_told_once_and_commands_without_effect_are_not() {
         ask(&daemon, Command::Pause);
         ask(&daemon, Command::Resume);
         ask(&daemon, Command::Resize(Some(2 * DISK_BYTES)));
-        ask(&daemon, Command::Limit(limits));
+        ask(&daemon, Command::Limit(None, limits.into()));
     }
     let expected = [
         Notice::Paused,

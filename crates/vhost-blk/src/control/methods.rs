@@ -341,13 +341,14 @@ fn limit(disks: &Disks, call: &mut Call) -> Result<Command, CallError> {
     if group.is_some() {
         only_many(disks, "share limits between disks")?;
     }
-    Ok(Command::ChangeLimits(group.map(Into::into), change))
+    Ok(Command::Limit(group.map(Into::into), change))
 }
 
-/// Refuses a change of limits without a value: an earlier interface took it for the removal of all.
+/// Refuses a change of limits without a value: an earlier interface took it for the removal of all. A wrong parameter
+/// is refused before.
 fn check_change(command: &Command) -> Result<(), Failure> {
     match command {
-        Command::ChangeLimits(None, change) if change.is_empty() => {
+        Command::Limit(None, change) if change.is_empty() => {
             let remedy =
                 "name iops, bandwidth, burst_ms or group; iops 0 and bandwidth 0 remove the limits";
             Err(Failure::run("limit the disk", "the call names no limit", remedy))

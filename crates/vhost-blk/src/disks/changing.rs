@@ -7,7 +7,7 @@
 use crate::failure::Failure;
 use crate::options::DiskArgs;
 use crate::values::Cache;
-use data_plane::Limits;
+use data_plane::{LimitChange, Limits};
 use std::time::Duration;
 use vhost_user::{Answer, Command, Control, ErrorChange, Status};
 
@@ -127,21 +127,18 @@ fn limits_steps(old: &DiskArgs, new: &DiskArgs, status: &Status) -> Vec<Step> {
     if (&new.limit_group, limits) == (&old.limit_group, old.limits()) {
         return Vec::new();
     }
-    let undo = Some(match &status.limit_group {
-        Some(group) => Command::JoinLimits(group.clone(), Some(status.limits)),
-        None => Command::Limit(status.limits),
-    });
+    let undo = Some(Command::Limit(status.limit_group.clone(), status.limits.into()));
     // Leaves a group that it has joined for this change.
-    let leave = Step { command: Command::Limit(Limits::NONE), undo };
+    let leave = Step { command: Command::Limit(None, Limits::NONE.into()), undo };
     match &new.limit_group {
         Some(group) => {
-            let limits = limits.is_set().then_some(limits);
-            let command = Command::JoinLimits(group.as_str().into(), limits);
+            let change = LimitChange::of_member(limits);
+            let command = Command::Limit(Some(group.as_str().into()), change);
             vec![Step { command, ..leave }]
         }
         None if status.limit_group.is_some() => {
-            vec![leave, Step { command: Command::Limit(limits), undo: None }]
+            vec![leave, Step { command: Command::Limit(None, limits.into()), undo: None }]
         }
-        None => vec![Step { command: Command::Limit(limits), ..leave }],
+        None => vec![Step { command: Command::Limit(None, limits.into()), ..leave }],
     }
 }
