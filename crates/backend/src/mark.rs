@@ -8,15 +8,14 @@
 //!
 //! The mark of an image in use refuses nothing: it tells that clusters may have been leaked.
 
-use crate::file::File as ImageFile;
+use crate::file::{File as ImageFile, identity_of};
 use crate::lock::LockError;
-use rustix::fs::{XattrFlags, fgetxattr, fremovexattr, fsetxattr};
+use rustix::fs::{XattrFlags, fgetxattr, fremovexattr, fsetxattr, getxattr};
 use rustix::io::Errno;
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// The attribute of a backing file, with the path of the overlay.
@@ -96,11 +95,9 @@ pub fn overlay_of(file: &File) -> io::Result<Option<PathBuf>> {
 /// Returns whether the overlay has the mark of one that was merged into `file`: a crash at the end of the merge left
 /// the mark of `file`.
 fn has_merged(overlay: &Path, file: &File) -> io::Result<bool> {
-    let mut path = vec![0; PATH_MAX];
-    let Ok(len) = rustix::fs::getxattr(overlay, MERGED, &mut path[..]) else { return Ok(false) };
-    path.truncate(len);
-    let (own, merged) = (file.metadata()?, fs::metadata(OsString::from_vec(path)));
-    Ok(merged.is_ok_and(|merged| (merged.dev(), merged.ino()) == (own.dev(), own.ino())))
+    let Ok(path) = path_of(|path| getxattr(overlay, MERGED, path)) else { return Ok(false) };
+    let own = identity_of(&file.metadata()?);
+    Ok(fs::metadata(path).is_ok_and(|merged| identity_of(&merged) == own))
 }
 
 /// The reason to refuse `file`, which has the name `path`, for writing. An overlay that was merged into it is none.
@@ -186,19 +183,23 @@ pub fn unset_in_use(file: &File) -> io::Result<()> {
 }
 
 fn get(file: &File, name: &str) -> io::Result<Option<PathBuf>> {
-    let mut path = vec![0; PATH_MAX];
     if !file.metadata()?.is_file() {
         return Err(io::ErrorKind::Unsupported.into());
     }
-    match fgetxattr(file, name, &mut path[..]) {
-        Ok(len) => {
-            path.truncate(len);
-            Ok(Some(PathBuf::from(OsString::from_vec(path))))
-        }
+    match path_of(|path| fgetxattr(file, name, path)) {
+        Ok(path) => Ok(Some(path)),
         Err(Errno::NODATA) => Ok(None),
         Err(Errno::OPNOTSUPP | Errno::NOSYS) => Err(io::ErrorKind::Unsupported.into()),
         Err(error) => Err(error.into()),
     }
+}
+
+/// The path in an attribute, which `read` reads.
+fn path_of(read: impl FnOnce(&mut [u8]) -> Result<usize, Errno>) -> Result<PathBuf, Errno> {
+    let mut path = vec![0; PATH_MAX];
+    let len = read(&mut path)?;
+    path.truncate(len);
+    Ok(OsString::from_vec(path).into())
 }
 
 fn set(file: &File, name: &str, path: &Path) -> io::Result<()> {

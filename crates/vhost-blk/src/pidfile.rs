@@ -7,11 +7,12 @@
 
 use crate::failure::Failure;
 use crate::socket_file::{self, SocketFile};
+use backend::file::identity_of;
 use std::fmt::Display;
 use std::fs::{self, File, TryLockError};
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 /// Maximum length of a process id with its line break; a longer file is another one.
@@ -84,8 +85,8 @@ fn make(path: &Path) -> io::Result<(File, (u64, u64))> {
     let mut file = File::options().write(true).create_new(true).mode(MODE).open(path)?;
     file.try_lock()?;
     writeln!(file, "{}", std::process::id())?;
-    let made = file.metadata()?;
-    Ok((file, (made.dev(), made.ino())))
+    let identity = identity_of(&file.metadata()?);
+    Ok((file, identity))
 }
 
 fn failure(path: &Path, why: &dyn Display, remedy: &str) -> Failure {
