@@ -321,18 +321,15 @@ void vhost_blk_orphan_work(struct work_struct *work)
 {
 	struct vhost_blk_queue *q =
 		container_of(to_delayed_work(work), struct vhost_blk_queue, orphan_work);
-	bool again;
+	bool again = true;
 
 	/* Its holder may wait for the owner's memory, and the workqueue is that of the system. */
-	if (!mutex_trylock(&q->vq.mutex)) {
-		again = true;
-		goto out;
+	if (mutex_trylock(&q->vq.mutex)) {
+		q->stats.dropped += vhost_blk_put_all(vhost_blk_take_done(q));
+		vhost_blk_poll_bdev(q);
+		again = !list_empty(&q->polled);
+		mutex_unlock(&q->vq.mutex);
 	}
-	q->stats.dropped += vhost_blk_put_all(vhost_blk_take_done(q));
-	vhost_blk_poll_bdev(q);
-	again = !list_empty(&q->polled);
-	mutex_unlock(&q->vq.mutex);
-out:
 	/* Only this work finishes it: the descriptor may still be open elsewhere. */
 	if (again)
 		queue_delayed_work(vhost_blk_system_wq, &q->orphan_work, VHOST_BLK_POLL_INTERVAL);
