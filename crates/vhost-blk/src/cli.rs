@@ -4,7 +4,7 @@
 use crate::failure::{Failure, Sort};
 use crate::image::{check, convert, info};
 use crate::options::{DaemonArgs, ServeArgs};
-use crate::{config, create, ctl, daemon, doctor, generate, top, upgrade};
+use crate::{config, create, ctl, daemon, doctor, generate, log, top, upgrade};
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::ffi::OsString;
 use std::io::Write;
@@ -84,6 +84,7 @@ fn check_upgrade(mut args: Vec<OsString>) -> Result<ExitCode, Failure> {
 }
 
 fn ended(outcome: Result<ExitCode, Failure>, as_json: bool) -> ExitCode {
+    log::flush();
     match outcome {
         Ok(code) => code,
         Err(failure) => {

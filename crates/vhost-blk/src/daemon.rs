@@ -5,7 +5,7 @@ use crate::disk::LockWait;
 use crate::disks::{Disks, Mode, NewDisk, Opened, Origin, check_files};
 use crate::failure::Failure;
 use crate::options::{DaemonArgs, ProcessArgs, ServeArgs};
-use crate::signals::{self, Acts, Gate};
+use crate::signals::{self, Acts, Blocked, Gate};
 use crate::socket::{self, Source};
 use crate::socket_file::{self, SocketFile};
 use crate::upgrade::{self, Taken, TakenSocket, Upgrader};
@@ -26,10 +26,10 @@ type SocketFiles = Arc<Mutex<Vec<SocketFile>>>;
 pub fn serve(args: &ServeArgs) -> Result<(), Failure> {
     args.check()?;
     let source = Source::choose(args)?;
-    log::start(args.process.log_level, args.process.log_format);
+    let signals = begin_process(&args.process, false)?;
     let disks = Disks::new(args.process.clone(), Mode::One);
     let taken = upgrade::take()?;
-    run(&disks, taken, |taken| {
+    run(&disks, signals, taken, |taken| {
         let disk = NewDisk {
             name: args.name.clone(),
             args: args.disk.clone(),
@@ -52,13 +52,13 @@ pub fn daemon(args: &DaemonArgs) -> Result<(), Failure> {
         return check(&args.process, directory);
     }
     args.check()?;
-    log::start(args.process.log_level, args.process.log_format);
+    let signals = begin_process(&args.process, true)?;
     if let Err(error) = os::raise_open_files() {
         tracing::warn!(%error, "the limit on open files stays; each disk has some tens of them");
     }
     let disks = Disks::new(args.process.clone(), Mode::Many(args.config_dir.clone()));
     let taken = upgrade::take()?;
-    run(&disks, taken, |taken| {
+    run(&disks, signals, taken, |taken| {
         // Later reloads bring the disks of the directory to the files' present state, as before.
         if let Some(Taken { disks: all, failed, upgraded, .. }) = taken {
             let lost = disks.take_over(std::mem::take(all));
@@ -67,6 +67,13 @@ pub fn daemon(args: &DaemonArgs) -> Result<(), Failure> {
         }
         Ok(None)
     })
+}
+
+/// Blocks the signals and starts the log. `reloads`: SIGHUP reads the configuration again.
+fn begin_process(process: &ProcessArgs, reloads: bool) -> Result<Blocked, Failure> {
+    let signals = signals::block(reloads)?;
+    log::start(process.log_level, process.log_format)?;
+    Ok(signals)
 }
 
 /// Checks the files of a directory, and prints each error.
@@ -96,6 +103,7 @@ fn check(process: &ProcessArgs, directory: &Path) -> Result<(), Failure> {
 /// after the other sockets are there. The disks of the directory come last: none of them delays the control socket.
 fn run(
     disks: &Arc<Disks>,
+    signals: Blocked,
     mut taken: Option<Taken>,
     begin: impl FnOnce(Option<&mut Taken>) -> Result<Option<Opened>, Failure>,
 ) -> Result<(), Failure> {
@@ -103,7 +111,7 @@ fn run(
     begin_pidfile(disks, taken.as_mut(), &files)?;
     // A reload by a signal waits for the first disks.
     let no_reload = disks.no_reload();
-    let gate = handle_signals(disks, &files)?;
+    let gate = handle_signals(disks, signals, &files)?;
     let is_first = taken.is_none();
     if !is_first {
         // Only set here.
@@ -214,7 +222,11 @@ fn keep_pidfile(
     Ok(())
 }
 
-fn handle_signals(disks: &Arc<Disks>, files: &SocketFiles) -> Result<Gate, Failure> {
+fn handle_signals(
+    disks: &Arc<Disks>,
+    signals: Blocked,
+    files: &SocketFiles,
+) -> Result<Gate, Failure> {
     let (stopping, last, files) = (Arc::clone(disks), Arc::clone(disks), Arc::clone(files));
     let reload: Option<Box<dyn FnMut() + Send>> = match &disks.mode {
         Mode::One => None,
@@ -223,7 +235,7 @@ fn handle_signals(disks: &Arc<Disks>, files: &SocketFiles) -> Result<Gate, Failu
             Some(Box::new(move || reload_apart(&disks)))
         }
     };
-    signals::install(Acts {
+    let acts = Acts {
         stop: Box::new(move |reason| stopping.stop_for(reason)),
         reload,
         last: Box::new(move || {
@@ -232,7 +244,8 @@ fn handle_signals(disks: &Arc<Disks>, files: &SocketFiles) -> Result<Gate, Failu
             last.remove_parts();
             files.lock().unwrap_or_else(PoisonError::into_inner).clear();
         }),
-    })
+    };
+    signals::install(signals, acts)
 }
 
 /// Reads the configuration again, on a thread of its own: a disk may delay it.

@@ -4,6 +4,7 @@
 
 use crate::disks::StopReason;
 use crate::failure::Failure;
+use crate::log;
 use crate::stop_signals::{StopSignals, Taken, is_ignored};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::low_level::signal_name;
@@ -14,6 +15,10 @@ use std::time::Duration;
 /// Maximum time to drain; then the program exits with I/O in flight. The guest has seen no
 /// completion of that I/O.
 const DRAIN_MAX: Duration = Duration::from_millis(900);
+
+/// The signals, which wait for [`install`].
+#[derive(Debug)]
+pub struct Blocked(StopSignals);
 
 /// The acts of a process at its signals.
 pub struct Acts {
@@ -46,18 +51,27 @@ impl Gate {
     }
 }
 
-/// Blocks the signals and starts a thread that waits for them as long as the process lives. The
-/// caller has started no other thread.
+/// Blocks the signals, in this thread and all that it starts later. The caller has started no other thread.
+/// `reloads`: SIGHUP reads the configuration again.
 ///
 /// # Errors
-/// [`Failure`] if no thread or descriptor is left.
-pub fn install(acts: Acts) -> Result<Gate, Failure> {
-    let failed =
-        |error: io::Error| Failure::run("wait for signals", error, "raise the limits (ulimit)");
+/// [`Failure`] if no descriptor is left.
+pub fn block(reloads: bool) -> Result<Blocked, Failure> {
     let all = [SIGTERM, SIGINT, SIGHUP];
-    let takes_hangup = acts.reload.is_some() || !is_ignored(SIGHUP);
+    let takes_hangup = reloads || !is_ignored(SIGHUP);
     let waited = if takes_hangup { &all[..] } else { &all[..2] };
-    let signals = StopSignals::block(waited).map_err(failed)?;
+    StopSignals::block(waited).map(Blocked).map_err(failed)
+}
+
+fn failed(error: io::Error) -> Failure {
+    Failure::run("wait for signals", error, "raise the limits (ulimit)")
+}
+
+/// Starts a thread that waits for the signals as long as the process lives.
+///
+/// # Errors
+/// [`Failure`] if no thread is left.
+pub fn install(Blocked(signals): Blocked, acts: Acts) -> Result<Gate, Failure> {
     // A write or a growth beyond the limit on file sizes then fails with EFBIG, instead of
     // ending the process.
     signal_hook::flag::register(SIGXFSZ, Arc::default()).map_err(failed)?;
@@ -101,5 +115,6 @@ fn watch(signals: &StopSignals, acts: Acts, gate: &Gate) -> io::Result<()> {
     std::thread::sleep(DRAIN_MAX);
     tracing::warn!("leaving with I/O in flight: the storage did not complete it in time");
     last();
+    log::flush();
     std::process::exit(0);
 }

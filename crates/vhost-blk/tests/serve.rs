@@ -128,6 +128,25 @@ fn a_daemon_whose_log_nobody_reads_serves_on_and_ends_as_asked() {
     assert!(!place.socket.exists());
 }
 
+/// Whatever writes to the pipe waits for a reader.
+#[test]
+fn a_daemon_whose_log_is_full_serves_on_and_ends_as_asked() {
+    let place = Place::new();
+    let (reader, mut log) = std::io::pipe().unwrap();
+    let size = rustix::pipe::fcntl_setpipe_size(&log, 4096).unwrap();
+    log.write_all(&vec![b'x'; size]).unwrap();
+    let mut command = place.serve();
+    command.arg("--log-level=trace");
+    let mut daemon = Daemon::start_with_log(&mut command, &place.socket, log.into());
+    drop(command); // its copy of the pipe's end
+    let mut device = Device::connect(&place.socket, &Options::default()).unwrap();
+    device.write(0, &[1; 512]).unwrap();
+    daemon.signal(libc::SIGTERM);
+    assert_eq!(daemon.wait().code(), Some(0));
+    assert_eq!(place.files(), ["disk.img"]);
+    drop(reader);
+}
+
 #[test]
 fn a_second_front_end_waits_and_is_served_after_the_first() {
     let place = Place::new();

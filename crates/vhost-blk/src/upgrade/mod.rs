@@ -235,6 +235,7 @@ fn exec(program: &Path, args: &[OsString], state: &ProgramState) -> io::Error {
     pass.insert(file.as_raw_fd());
     let place = format!("{}:{}", std::process::id(), file.as_raw_fd());
     notify::notify(&notify::reloading());
+    log::flush();
     let error = exec::exec(program, args, (VARIABLE, &place), &pass);
     notify::notify("READY=1");
     error

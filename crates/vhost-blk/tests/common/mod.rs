@@ -163,7 +163,13 @@ impl Daemon {
     /// Starts `command` and waits until its sockets answer: `socket`, and that of metrics.
     #[track_caller]
     pub(crate) fn start(command: &mut Command, socket: &Path) -> Daemon {
-        let mut daemon = Daemon::spawn(command);
+        Daemon::start_with_log(command, socket, Stdio::piped())
+    }
+
+    /// The same, where log lines go to `log`.
+    #[track_caller]
+    pub(crate) fn start_with_log(command: &mut Command, socket: &Path, log: Stdio) -> Daemon {
+        let mut daemon = Daemon::spawn_with_log(command, log);
         // The daemon makes this one last.
         let metrics = metrics_of(command);
         let sockets = std::iter::once(socket).chain(metrics.as_deref());
@@ -181,7 +187,11 @@ impl Daemon {
     }
 
     pub(crate) fn spawn(command: &mut Command) -> Daemon {
-        let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+        Daemon::spawn_with_log(command, Stdio::piped())
+    }
+
+    fn spawn_with_log(command: &mut Command, log: Stdio) -> Daemon {
+        let mut child = command.stderr(log).spawn().unwrap();
         let stderr = child.stderr.take().map(BufReader::new);
         Daemon { child, stderr }
     }

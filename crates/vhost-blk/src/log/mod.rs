@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Log lines on stderr.
 
+mod queue;
+
+use crate::failure::Failure;
 use crate::subscription::lock;
 use crate::values::{LogFormat, LogLevel};
+use queue::Queue;
 use std::io::IsTerminal;
 use std::sync::{Mutex, OnceLock};
 use tracing::level_filters::LevelFilter;
@@ -20,14 +24,19 @@ static LEVEL: OnceLock<reload::Handle<LevelFilter, Registry>> = OnceLock::new();
 /// The level of a command, in place of that of the command line.
 static SET: Mutex<Option<LogLevel>> = Mutex::new(None);
 
-/// Starts logging; called once.
-pub fn start(level: LogLevel, format: LogFormat) {
+/// The lines of this program.
+static LINES: Queue = Queue::new();
+
+/// Starts logging; called once, when this thread blocks the signals that another one waits for.
+///
+/// # Errors
+/// [`Failure`] if no thread is left.
+pub fn start(level: LogLevel, format: LogFormat) -> Result<(), Failure> {
     let (filter, handle) = reload::Layer::new(filter_of(level));
     let lines = fmt::layer()
         // A report of a failed log line would go to stderr and panic if stderr is a closed pipe.
-        // Lose the line and keep the disk.
         .log_internal_errors(false)
-        .with_writer(std::io::stderr)
+        .with_writer(|| &LINES)
         .with_ansi(std::io::stderr().is_terminal());
     let lines = match format {
         LogFormat::Text if is_journal() => {
@@ -38,6 +47,22 @@ pub fn start(level: LogLevel, format: LogFormat) {
     };
     tracing_subscriber::registry().with(filter).with(lines).init();
     let _ = LEVEL.set(handle); // it is the first call
+    let has_lost = |lines| tracing::warn!(lines, "log lines were lost: the log was not read");
+    let body = move || LINES.write_to(std::io::stderr(), has_lost);
+    let spawned = std::thread::Builder::new().name("log".into()).spawn(body);
+    spawned.map_err(|error| Failure::run("write the log", error, "raise the limits (ulimit)"))?;
+    let report = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        flush();
+        report(panic);
+    }));
+    Ok(())
+}
+
+/// Waits until all lines are written, before the program ends or another one takes its place. A log that is not read
+/// delays it for a moment only.
+pub fn flush() {
+    LINES.flush();
 }
 
 /// The form of lines in the journal, which notes the time itself and takes the severity from their begin
