@@ -2,6 +2,9 @@
 //! Faults that a kernel with fault injection injects
 //! (Documentation/fault-injection/fault-injection.rst).
 
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -71,5 +74,41 @@ impl Drop for Fault {
         for why in std::iter::once(off).chain(back).filter_map(Result::err) {
             eprintln!("clean-up: {why:#}");
         }
+    }
+}
+
+/// One fault of this thread, at any place of the kernel whose faults are not filtered out, whatever their probability.
+pub struct NthFault(File);
+
+impl NthFault {
+    /// # Errors
+    /// A skip if this kernel injects no faults.
+    pub fn of_this_thread() -> Result<Self> {
+        let file = File::options().read(true).write(true).open("/proc/thread-self/fail-nth");
+        file.map(Self).map_err(|_| skip("threads cannot be exposed to faults here"))
+    }
+
+    /// Makes the `n`th place from now on fail.
+    ///
+    /// # Errors
+    /// If the kernel refuses the number.
+    pub fn arm(&mut self, n: u32) -> Result<()> {
+        self.0.write_all(n.to_string().as_bytes()).context("fail-nth")
+    }
+
+    /// Returns whether the fault was injected; it will not be any more.
+    ///
+    /// # Errors
+    /// If the kernel does not tell it.
+    pub fn disarm(&mut self) -> Result<bool> {
+        let mut left = [0; 16];
+        let is_over = match self.0.read_at(&mut left, 0) {
+            Ok(_) => left[0] == b'0',
+            // This copy of the number was to fail.
+            Err(_) => false,
+        };
+        // The copy for this write may be to fail, too.
+        self.arm(0).or_else(|_| self.arm(0))?;
+        Ok(is_over)
     }
 }

@@ -9,9 +9,9 @@ use crate::host::integrity::{Setup, tell};
 use crate::host::load::{Handles, allow_errors, under_load};
 use crate::host::module;
 use crate::host::target::{self, Target, check_serves, options};
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use driver::kernel::errno_of;
-use kit::faults::Fault;
+use kit::faults::{Fault, NthFault};
 use kit::outcome::skip;
 use kit::set::Set::{Full, Gating};
 use std::fs::File;
@@ -39,14 +39,17 @@ cases! { Host;
         "allocations of the workers fail while a dirty log is kept: no request does",
         |env| memory_fails_with_log(env, Setup { single: true, ..Setup::usual(0) });
     "faults-set-up", Gating,
-        "allocations fail while devices are set up: an error, and nothing is left behind",
-        |env| set_up_fails(env, 60);
+        "each allocation and copy of a set-up fails in turn: an error, and nothing is left behind",
+        set_up_fails;
 }
 
 /// Requests on each queue while faults are injected.
 const STEPS: u64 = 60;
 /// Most repetitions of [`STEPS`] until a fault was injected.
 const ROUNDS_MAX: u32 = 20;
+
+/// Most faults of a set-up, by far.
+const NTH_MAX: u32 = 10_000;
 
 /// A thread exposed to faults.
 struct Exposed(File);
@@ -172,41 +175,44 @@ fn loaded(
     Ok(done.iter().map(|done| done.errors).sum())
 }
 
-/// An error of the kernel for an allocation that failed. memfd_create() then says that there is no space.
-fn is_lack_of_memory(cause: &(dyn std::error::Error + 'static)) -> bool {
+/// An error of the kernel for an allocation that failed, or a copy of memory. memfd_create() says for the former that
+/// there is no space.
+fn is_injected(cause: &(dyn std::error::Error + 'static)) -> bool {
     let errno = cause.downcast_ref::<std::io::Error>().and_then(errno_of);
-    matches!(errno, Some(libc::ENOMEM | libc::ENOSPC))
+    matches!(errno, Some(libc::ENOMEM | libc::ENOSPC | libc::EFAULT))
 }
 
-/// Allocations fail while devices are opened, set up and closed.
-pub(crate) fn set_up_fails(env: &Env, rounds: u64) -> Result<()> {
+/// Sets a device up again and again. Each time the next of all allocations and copies of memory fails, until none is
+/// left to fail.
+pub(crate) fn set_up_fails(env: &Env) -> Result<()> {
     target::need_module()?;
     let (disk, _) = null_blk(NullBlkOptions::default())?;
     let refs = module::references()?;
+    let mut fault = NthFault::of_this_thread()?;
+    let no_wait = ("ignore-gfp-wait", "N");
+    let _slab = Fault::on("failslab", 0, &[no_wait])?;
+    let _pages = Fault::on("fail_page_alloc", 0, &[no_wait, ("min-order", "0")])?;
+    let _copies = Fault::on("fail_usercopy", 0, &[])?;
     let (mut up, mut refused) = (0, 0);
-    {
-        let more = [("task-filter", "Y"), ("ignore-gfp-wait", "N")];
-        let fault = Fault::on("failslab", 3, &more)?;
-        let mut myself = Exposed::of(Path::new("/proc/thread-self"))?;
-        for _ in 0..env.rounds(rounds) {
-            myself.set(true)?;
-            let outcome = target::serve(env, &disk, &options());
-            myself.set(false)?;
-            match outcome {
-                Ok(_) => up += 1,
-                Err(why) => {
-                    let is_injected = why.chain().any(is_lack_of_memory);
-                    ensure!(is_injected, "a set-up failed for another reason: {why:#}");
-                    refused += 1;
-                }
+    for n in 1..=NTH_MAX {
+        fault.arm(n)?;
+        let outcome = target::serve(env, &disk, &options());
+        let was_injected = fault.disarm()?;
+        match outcome {
+            Ok(_) if !was_injected => {
+                println!("of {} faults, {refused} stopped the set-up, and {up} did not", n - 1);
+                ensure!(refused > 0, "no set-up has failed");
+                drop(outcome);
+                module::wait_for_references(refs).context("after set-ups that failed")?;
+                return check_serves(env, &disk);
+            }
+            Ok(_) => up += 1,
+            Err(why) => {
+                let is_expected = was_injected && why.chain().any(is_injected);
+                ensure!(is_expected, "fault {n}: the set-up failed for another reason: {why:#}");
+                refused += 1;
             }
         }
-        let injected = fault.injected()?;
-        println!("{injected} faults were injected");
-        ensure!(injected > 0, "no fault was injected");
     }
-    println!("{up} devices came up, {refused} did not");
-    ensure!(refused > 0 && up > 0, "{refused} set-ups have failed, and {up} have not");
-    module::wait_for_references(refs).context("after set-ups that failed")?;
-    check_serves(env, &disk)
+    bail!("{NTH_MAX} faults, and a set-up has more")
 }

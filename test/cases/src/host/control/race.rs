@@ -8,7 +8,7 @@ use crate::host::env::Env;
 use crate::host::fixture::{Disk, NullBlkOptions, dm_linear_pair, null_blk};
 use crate::host::integrity::tell;
 use crate::host::load::{Handles, Spec, memory_for, under_load};
-use crate::host::target::{need_module, options};
+use crate::host::target::{LIMIT, need_module, options};
 use anyhow::{Context, Result, anyhow, ensure};
 use driver::kernel::abi::{self, BlkOptions, BlkShare, SharedDebt, SharedLimits, VringAddr};
 use driver::kernel::{KernelDevice, KernelOptions, Workers, errno_of, regions_of};
@@ -18,9 +18,9 @@ use kit::set::Set::{Full, Gating};
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::time::{Duration, Instant};
 use virtio_spec::features::{VHOST_F_LOG_ALL, bit};
 use vmm_sys_util::eventfd::EventFd;
 
@@ -170,6 +170,7 @@ fn callers(env: &Env, call: Call, disks: &[Disk], handles: &mut Handles) -> Resu
                 limits: Box::leak(Box::default()),
                 debt: Box::leak(Box::default()),
                 rng: Rng::new(env.seed() ^ (n + 1)),
+                count: Arc::default(),
             })
         })
         .collect()
@@ -179,9 +180,9 @@ fn clones(events: &[EventFd]) -> Result<Vec<EventFd>> {
     Ok(events.iter().map(EventFd::try_clone).collect::<std::io::Result<_>>()?)
 }
 
-/// Runs all callers for `limit` while a thread kicks all queues, and then for some calls without that
-/// thread: a queue that misses a kick by one of these stays silent. Returns the number of calls of each
-/// caller beside the kicks.
+/// Runs all callers for `limit`, and until each has made [`CALLS_MIN`] calls, while a thread kicks all queues, and then
+/// for some calls without that thread: a queue that misses a kick by one of these stays silent. Returns the number of
+/// calls of each caller beside the kicks.
 fn beside_kicks(kicks: &[EventFd], callers: Vec<Caller>, limit: Duration) -> Result<Vec<u64>> {
     let (stop, is_quiet) = (AtomicBool::new(false), AtomicBool::new(false));
     let (stop, is_quiet) = (&stop, &is_quiet);
@@ -192,15 +193,22 @@ fn beside_kicks(kicks: &[EventFd], callers: Vec<Caller>, limit: Duration) -> Res
             }
             Ok(())
         });
+        let counts: Vec<_> = callers.iter().map(|caller| Arc::clone(&caller.count)).collect();
         let callers: Vec<_> =
             callers.into_iter().map(|caller| scope.spawn(move || caller.run(is_quiet))).collect();
         std::thread::sleep(limit);
+        // Slow machines need more time for this number, up to the limit of each wait.
+        let (started, is_few) =
+            (Instant::now(), |count: &AtomicU64| count.load(Relaxed) < CALLS_MIN);
+        while counts.iter().any(|count| is_few(count)) && started.elapsed() < LIMIT {
+            std::thread::sleep(Duration::from_millis(10));
+        }
         stop.store(true, Relaxed);
         let kicked = kicker.join();
         is_quiet.store(true, Relaxed);
-        let counts: Vec<_> = callers.into_iter().map(|caller| caller.join()).collect();
+        let ended: Vec<_> = callers.into_iter().map(|caller| caller.join()).collect();
         kicked.map_err(|_| anyhow!("the kicking thread panicked"))??;
-        counts.into_iter().map(|count| count.map_err(|_| anyhow!("a caller panicked"))?).collect()
+        ended.into_iter().map(|count| count.map_err(|_| anyhow!("a caller panicked"))?).collect()
     })
 }
 
@@ -218,15 +226,16 @@ struct Caller {
     limits: &'static SharedLimits,
     debt: &'static SharedDebt,
     rng: Rng,
+    /// Calls beside the kicks.
+    count: Arc<AtomicU64>,
 }
 
 impl Caller {
     /// Makes calls until no thread kicks needlessly, and some more. Returns the number of the former.
     fn run(mut self, is_quiet: &AtomicBool) -> Result<u64> {
-        let mut count = 0;
         while !is_quiet.load(Relaxed) {
-            self.once().with_context(|| format!("call {count}"))?;
-            count += 1;
+            self.once().with_context(|| format!("call {:?}", self.count))?;
+            self.count.fetch_add(1, Relaxed);
         }
         for n in 0..CALLS_QUIET {
             self.once().with_context(|| format!("call {n} without needless kicks"))?;
@@ -234,7 +243,7 @@ impl Caller {
         if self.call == Call::Limits {
             self.device.share_limits(BlkShare::default())?;
         }
-        Ok(count)
+        Ok(self.count.load(Relaxed))
     }
 
     fn once(&mut self) -> Result<()> {
