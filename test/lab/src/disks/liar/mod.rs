@@ -20,7 +20,6 @@ mod wire;
 use std::fs::File;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -36,7 +35,7 @@ use config::random_config;
 use kit::disks::Lie;
 use kit::rng::Rng;
 use memory::Memory;
-use ring::{Manner, Queue};
+use ring::{Manner, Queue, Shared};
 use wire::{Channel, Code, Message};
 
 /// Number of queues.
@@ -54,7 +53,7 @@ pub(super) fn serve(stream: &UnixStream, lie: Lie, after: u32, seed: u64) -> Res
     let mut device = Liar {
         lie,
         after,
-        honest: Arc::new(AtomicU32::new(after)),
+        shared: Arc::new(Shared::new(after)),
         rng: Rng::new(seed),
         packed: false,
         memory: None,
@@ -75,8 +74,7 @@ struct Liar {
     lie: Lie,
     /// Number of requests that are answered correctly before the lie begins.
     after: u32,
-    /// Number of requests that are still to be answered correctly.
-    honest: Arc<AtomicU32>,
+    shared: Arc<Shared>,
     rng: Rng,
     /// True for packed rings.
     packed: bool,
@@ -151,10 +149,10 @@ impl Liar {
     fn start_queue(&mut self, index: u32, kick: Option<File>) -> Result<()> {
         let memory = self.memory.clone();
         if self.lie == Lie::SilentUntilReset {
-            self.honest.store(self.after, Ordering::Relaxed);
+            self.shared.start_over(self.after);
         }
-        let honest = Arc::clone(&self.honest);
-        let manner = Manner { lie: self.lie, honest, rng: Rng::new(self.rng.number()) };
+        let shared = Arc::clone(&self.shared);
+        let manner = Manner { lie: self.lie, shared, rng: Rng::new(self.rng.number()) };
         let packed = self.packed;
         let queue = self.queue(index)?;
         queue.stop();

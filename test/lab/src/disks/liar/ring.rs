@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -40,6 +40,12 @@ pub(super) struct Chain {
     pub(super) parts: Vec<Part>,
 }
 
+/// After such a lie the ring is no longer what the driver takes it for.
+fn is_about_a_ring(lie: Lie) -> bool {
+    use Lie::{ChainsJoined, IdsOutOfRange, IdsRandom, IdsTwice, IndexJumps, ScribblesRing};
+    matches!(lie, IdsOutOfRange | IdsTwice | IdsRandom | IndexJumps | ScribblesRing | ChainsJoined)
+}
+
 /// The operations common to split and packed rings.
 pub(super) trait Format: Send {
     /// Takes the next request, if there is one.
@@ -56,18 +62,42 @@ pub(super) trait Format: Send {
     fn base(&self) -> u32;
 }
 
+/// The part of a device that its queues share.
+pub(super) struct Shared {
+    /// Requests that are still to be answered correctly.
+    honest: AtomicU32,
+    /// A lie about a ring was told: the driver may have taken requests back, and descriptors may name memory that it
+    /// has freed. No driver survives a device that writes there. Readers write to buffers.
+    has_lied: RwLock<bool>,
+}
+
+impl Shared {
+    pub(super) fn new(honest: u32) -> Self {
+        Self { honest: AtomicU32::new(honest), has_lied: RwLock::new(false) }
+    }
+
+    /// The driver starts over, after a reset.
+    pub(super) fn start_over(&self, honest: u32) {
+        self.honest.store(honest, Ordering::Relaxed);
+    }
+
+    /// From here on no queue writes to buffers.
+    fn lies_about_a_ring(&self) {
+        *self.has_lied.write().unwrap_or_else(PoisonError::into_inner) = true;
+    }
+}
+
 /// The behaviour of a device.
 pub(super) struct Manner {
     pub(super) lie: Lie,
-    /// Requests, over all queues, that are still to be answered correctly.
-    pub(super) honest: Arc<AtomicU32>,
+    pub(super) shared: Arc<Shared>,
     pub(super) rng: Rng,
 }
 
 impl Manner {
     /// The lie for the next request.
     fn lie(&self) -> Lie {
-        match self.honest.load(Ordering::Relaxed) {
+        match self.shared.honest.load(Ordering::Relaxed) {
             0 => self.lie,
             _ => Lie::Nothing,
         }
@@ -76,7 +106,7 @@ impl Manner {
     /// Counts one correctly answered request.
     fn count(&self) {
         let less = |left: u32| left.checked_sub(1);
-        let _ = self.honest.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+        let _ = self.shared.honest.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
     }
 }
 
@@ -204,9 +234,19 @@ impl Ring {
         if silent {
             return Ok(());
         }
-        // The guest's ring content may be invalid, because the device scribbled on it.
-        let written = self.fill(chain).unwrap_or(1);
+        let written = self.fill_if_safe(chain);
+        if is_about_a_ring(self.lie) {
+            self.manner.shared.lies_about_a_ring();
+        }
         self.push(chain, written)
+    }
+
+    /// Fills the buffers unless the driver may have taken them back. Returns the number of bytes to be told.
+    fn fill_if_safe(&mut self, chain: &Chain) -> u32 {
+        let shared = Arc::clone(&self.manner.shared);
+        let has_lied = shared.has_lied.read().unwrap_or_else(PoisonError::into_inner);
+        // Buffers that do not exist, as a configuration without sense can give, are none.
+        if *has_lied { 1 } else { self.fill(chain).unwrap_or(1) }
     }
 
     /// Writes random data and the status byte; returns the number of bytes.
@@ -258,6 +298,7 @@ impl Ring {
 
     fn scribble(&mut self) -> Result<()> {
         if self.lie == Lie::ScribblesRing && self.manner.rng.one_in(8) {
+            self.manner.shared.lies_about_a_ring();
             self.format.scribble(&self.memory, &mut self.manner.rng)?;
         }
         Ok(())
