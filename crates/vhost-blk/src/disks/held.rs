@@ -25,7 +25,8 @@ impl Disks {
     /// # Errors
     /// [`UpgradeError`] if there is a reload or a snapshot, or a disk is coming or going.
     pub fn hold(&self) -> Result<Held<'_>, UpgradeError> {
-        let no_reload = self.try_turn("an upgrade".to_owned()).map_err(UpgradeError::Turn)?;
+        let no_reload = self.try_turn("an upgrade".to_owned());
+        let no_reload = no_reload.map_err(|holder| UpgradeError::Turn(holder.told()))?;
         let mut state = self.lock();
         let all = state.to_pass_on(&self.mode)?;
         if state.treatments > 0 {

@@ -30,7 +30,7 @@ pub(super) struct Turn {
 
 /// The act that has the turn.
 #[derive(Clone, Debug)]
-struct Holder {
+pub(super) struct Holder {
     /// The act with its disk.
     act: String,
     since: Instant,
@@ -41,8 +41,13 @@ impl Holder {
         Holder { act, since: Instant::now() }
     }
 
+    /// The act, in the same words as long as it lasts.
+    pub(super) fn act(&self) -> &str {
+        &self.act
+    }
+
     /// The reason for which another act does not begin.
-    fn told(&self) -> String {
+    pub(super) fn told(&self) -> String {
         format!("{} has been in progress for {} s", self.act, self.since.elapsed().as_secs())
     }
 }
@@ -118,8 +123,8 @@ impl Disks {
     ///
     /// # Errors
     /// The act that has the turn.
-    pub(super) fn try_turn(&self, act: String) -> Result<NoReload<'_>, String> {
-        self.turn.try_take(act).map_err(|holder| holder.told())
+    pub(super) fn try_turn(&self, act: String) -> Result<NoReload<'_>, Holder> {
+        self.turn.try_take(act)
     }
 
     /// As [`Disks::no_reload`], for an `act` of a client, which is refused after [`TURN_MAX`]. `what`: the command,
@@ -154,7 +159,7 @@ mod tests {
             let told = turn.take("b".to_owned(), deadline, &mut || goes_on).unwrap_err().told();
             assert_eq!(told, "a snapshot of the disk a has been in progress for 0 s");
         }
-        assert!(turn.try_take("b".to_owned()).is_err());
+        assert_eq!(turn.try_take("b".to_owned()).unwrap_err().act(), "a snapshot of the disk a");
         std::thread::scope(|scope| {
             let next = scope.spawn(|| turn.take("b".to_owned(), None, &mut || true).is_ok());
             drop(held);

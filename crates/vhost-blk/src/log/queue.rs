@@ -45,9 +45,10 @@ impl Queue {
 
     /// Adds a line, or loses it if the queue is full. Does not wait for the writer.
     fn push(&self, line: &[u8]) {
+        let line = line.to_vec();
         let mut state = lock(&self.state);
         if state.lines.len() < LINES_MAX {
-            state.lines.push_back(line.to_vec());
+            state.lines.push_back(line);
             self.added.notify_one();
         } else {
             state.lost += 1;

@@ -249,7 +249,10 @@ impl<C: Copier> Convergence<'_, C> {
             match disks.try_turn(act.to_owned()) {
                 Ok(no_reload) => return Ok(no_reload),
                 Err(holder) if begun.elapsed() >= TURN_MAX => {
-                    return Err(Unfinished::Refused(format!("{holder}; try again after it")));
+                    return Err(Unfinished::Refused(format!(
+                        "{}; try again after it",
+                        holder.told()
+                    )));
                 }
                 Err(_) => {}
             }

@@ -17,6 +17,7 @@ use crate::disk::{self, From, LockWait, Opened};
 use crate::disks::Disks;
 use crate::disks::exchange::{Bitmaps, New, Source, replacement_with};
 use crate::disks::replacing::{DRAIN_MAX, wait};
+use crate::disks::turn::Holder;
 use crate::stop::Stop;
 use backend::file::{File as ImageFile, identity_of};
 use data_plane::Health;
@@ -117,7 +118,9 @@ impl Follower {
         // It may hang: nothing else waits for it.
         let opened = Self::open(view, other)?;
         let act = format!("the exchange of the device of {}", self.name);
-        let guard = self.disks.try_turn(act).map_err(|holder| format!("{holder}; {AFTER}"))?;
+        // Each new reason is an event.
+        let refused = |holder: Holder| format!("{} is in progress; {AFTER}", holder.act());
+        let guard = self.disks.try_turn(act).map_err(refused)?;
         match self.view() {
             Some(now) if now.is_at_work => return Err(AT_WORK.to_owned()),
             Some(now) if Arc::ptr_eq(now.top(), view.top()) => {}
