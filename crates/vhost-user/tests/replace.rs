@@ -110,13 +110,12 @@ fn a_wrapper_is_put_around_the_storage_and_taken_off_under_load() {
                 Ok(Replacement::around(Arc::new(record)))
             };
             replace(&daemon, Box::new(wrap)).unwrap();
-            loaded.wait_for_progress(5);
+            let log = log.recv().unwrap();
+            wait_until("requests in the wrapper", || log.entries().len() >= 10);
             let inner = Arc::clone(&plain);
             let unwrap = move |_: &Arc<dyn Disk>| Ok(Replacement::around(inner));
             replace(&daemon, Box::new(unwrap)).unwrap();
-            let log = log.recv().unwrap();
             let recorded = log.entries().len();
-            assert!(recorded >= 10, "{recorded} entries");
             loaded.wait_for_progress(5);
             assert_eq!(log.entries().len(), recorded, "the wrapper is still there");
         }

@@ -3,6 +3,7 @@
 //! no packed rings; those have a model in `packed_model.rs`.
 
 use std::fs;
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
@@ -47,11 +48,9 @@ impl Daemon {
             .args(["--blockdev", &blockdev, "--export", &export])
             .spawn()
             .unwrap();
-        while !socket.exists() {
+        while UnixStream::connect(&socket).is_err() {
             sleep(Duration::from_millis(10));
         }
-        // The socket is there a moment before it accepts connections.
-        sleep(Duration::from_millis(100));
         child
     }
 

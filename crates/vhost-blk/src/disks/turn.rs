@@ -157,7 +157,8 @@ mod tests {
         let soon = Instant::now() + Duration::from_millis(1);
         for (deadline, goes_on) in [(Some(soon), true), (None, false)] {
             let told = turn.take("b".to_owned(), deadline, &mut || goes_on).unwrap_err().told();
-            assert_eq!(told, "a snapshot of the disk a has been in progress for 0 s");
+            let begin = "a snapshot of the disk a has been in progress for ";
+            assert!(told.starts_with(begin) && told.ends_with(" s"), "{told}");
         }
         assert_eq!(turn.try_take("b".to_owned()).unwrap_err().act(), "a snapshot of the disk a");
         std::thread::scope(|scope| {

@@ -110,7 +110,7 @@ fn a_disk_that_cannot_be_paused_is_named_and_keeps_no_other_back() {
         submitted(&rig, name)
     });
     ["a", "z"].iter().for_each(|name| rig.add(name, ""));
-    let paused = rig.ctl("--json --timeout 1 pause --all");
+    let paused = rig.ctl("--json --timeout 5 pause --all");
     let failed = String::from_utf8(paused.stderr).unwrap();
     assert_eq!(paused.status.code(), Some(1), "{failed}");
     let told: Value = serde_json::from_slice(&paused.stdout).unwrap();
@@ -122,7 +122,7 @@ fn a_disk_that_cannot_be_paused_is_named_and_keeps_no_other_back() {
         failures.iter().map(|failure| failure["what"].as_str().unwrap()).collect();
     let each = ["pause the disk stuck1", "pause the disk stuck2", "pause the disk in each case"];
     assert_eq!(acts, each);
-    assert!(failures[0]["why"].as_str().unwrap().contains("no answer in 1 s"), "{failed}");
+    assert!(failures[0]["why"].as_str().unwrap().contains("no answer in 5 s"), "{failed}");
     assert_eq!(failures[2]["why"], "failed: stuck1, stuck2");
     assert_eq!(failures[2]["exit_code"], 1);
     let resumed = rig.ctl("--timeout 4 resume --all");

@@ -106,3 +106,28 @@ fn full_queues_on_a_frozen_file_system_keep_no_other_disk_of_their_thread() {
         }
     }
 }
+
+/// The exchange of the program would wait for the thread that writes the log.
+#[test]
+fn a_log_on_a_frozen_file_system_delays_no_disk_and_no_command_and_refuses_an_upgrade() {
+    if may_not_mount() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let mount = Mount::ext4(directory.path(), 64);
+    let log = mount.path("log");
+    let rig = Rig::with_log(std::fs::File::create(&log).unwrap().into());
+    rig.add("a", "");
+    let mut guest = rig.guest("a");
+    let frozen = Frozen::of(&mount);
+    rig.ok("pause a");
+    rig.ok("resume a");
+    let line = rig.refused("upgrade", 1);
+    assert!(line.contains("the file of the log does not take its lines"), "{line}");
+    guest.write(0, &[1; 512]).unwrap();
+    drop(frozen);
+    rig.place.wait_until("the end of the lines", || rig.ctl("upgrade").status.success());
+    guest.write(1, &[1; 512]).unwrap();
+    let lines = std::fs::read_to_string(&log).unwrap();
+    assert!(lines.contains("method=\"Pause\"") && lines.contains("no upgrade"), "{lines}");
+}

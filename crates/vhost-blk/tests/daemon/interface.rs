@@ -122,7 +122,7 @@ fn hostile_bytes_end_their_connection_only() {
         names.sort();
         names
     };
-    let before = (rig.daemon.settled_descriptors(), threads());
+    let (descriptors, before) = (rig.daemon.settled_descriptors(), threads());
     let mut random = fastrand::Rng::with_seed(1);
     let valid = br#"{"method":"io.vhostblk.Limit","parameters":{"name":"a","iops":5},"more":true}"#;
     for _ in 0..300 {
@@ -152,7 +152,8 @@ fn hostile_bytes_end_their_connection_only() {
             assert!(reply.get("error").is_some() || reply.get("parameters").is_some(), "{reply}");
         }
     }
-    assert_eq!((rig.daemon.settled_descriptors(), threads()), before);
+    assert_eq!(rig.daemon.settled_descriptors(), descriptors);
+    rig.place.wait_until("the end of all threads of clients", || threads() == before);
     assert_eq!(rig.names(), ["a"]);
     rig.guest("a").write(0, &[1; 512]).unwrap();
 }

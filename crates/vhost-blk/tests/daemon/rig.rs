@@ -7,7 +7,7 @@ use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 pub(crate) struct Rig {
@@ -25,6 +25,14 @@ impl Rig {
         let place = Place::new();
         std::fs::create_dir(place.path("conf")).unwrap();
         Rig { daemon: start(&place, options), place }
+    }
+
+    /// A daemon whose log lines go to `log`.
+    pub(crate) fn with_log(log: Stdio) -> Rig {
+        let place = Place::new();
+        std::fs::create_dir(place.path("conf")).unwrap();
+        let daemon = Daemon::start_with_log(&mut command(&place, &[]), &place.path("ctl"), log);
+        Rig { daemon, place }
     }
 
     /// A daemon whose directory has these files.

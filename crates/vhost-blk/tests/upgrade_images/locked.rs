@@ -8,7 +8,8 @@ use backend::file::{File, FileError, FileOptions};
 use backend::lock::LockError;
 use std::path::Path;
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::ScopedJoinHandle;
 use std::time::Duration;
 
 /// Tries to get the lock of a file.
@@ -37,29 +38,28 @@ fn no_program_gets_the_lock_of_a_file_of_the_chain_during_upgrades() {
         let files = ["top", "middle", "a.img"].map(|name| rig.path(name));
         let stop = AtomicBool::new(false);
         let goes_on = || !stop.load(Ordering::Relaxed);
+        let attempts = [const { AtomicUsize::new(0) }; 2];
         let intrude = || {
-            let mut attempts = 0;
             while goes_on() {
-                files.iter().for_each(|file| assert_locked(file, false, attempts));
-                assert_locked(&files[0], true, attempts);
-                attempts += 1;
+                let attempt = attempts[0].load(Ordering::Relaxed);
+                files.iter().for_each(|file| assert_locked(file, false, attempt));
+                assert_locked(&files[0], true, attempt);
+                attempts[0].fetch_add(1, Ordering::Relaxed);
             }
-            attempts
         };
         let run_qemu = || {
-            let mut attempts = 0;
             while goes_on() {
                 let mut qemu = Command::new("qemu-io");
-                qemu.args(["-f", "qcow2", "-c", "write 0 512", text(&files[attempts % 2])]);
+                let file = text(&files[attempts[1].load(Ordering::Relaxed) % 2]);
+                qemu.args(["-f", "qcow2", "-c", "write 0 512", file]);
                 let output = qemu.output().unwrap();
                 let told = String::from_utf8_lossy(&output.stderr);
                 assert!(told.contains("lock"), "QEMU gets the lock: {output:?}");
-                attempts += 1;
+                attempts[1].fetch_add(1, Ordering::Relaxed);
             }
-            attempts
         };
         let (_, session) = under_load(device, QUEUES.into(), |loaded| {
-            let attempts = std::thread::scope(|scope| {
+            std::thread::scope(|scope| {
                 let intruders = [scope.spawn(intrude), scope.spawn(run_qemu)];
                 let (end, mut expected) = (End(&stop), None);
                 upgrade_under_load(&rig, 10, |attempt| {
@@ -69,11 +69,16 @@ fn no_program_gets_the_lock_of_a_file_of_the_chain_during_upgrades() {
                     expected = Some(locks::mark(&rig.daemon, attempt as u64 + 1));
                 });
                 assert_eq!(expected, Some(locks::marks(&rig.daemon)));
+                // QEMU tries both of its files.
+                let enough = [10, 2];
+                rig.place.wait_until("the attempts", || {
+                    let done = attempts.iter().zip(enough);
+                    intruders.iter().any(ScopedJoinHandle::is_finished)
+                        || done.into_iter().all(|(n, least)| n.load(Ordering::Relaxed) >= least)
+                });
                 drop(end);
-                intruders.map(|intruder| intruder.join().unwrap())
+                intruders.into_iter().for_each(|intruder| intruder.join().unwrap());
             });
-            println!("{attempts:?} attempts");
-            assert!(attempts[0] > 10 && attempts[1] > 1, "{attempts:?}");
         });
         drop(session);
         // Others may read the backing files, and have all files after the end of the disk.

@@ -125,6 +125,9 @@ fn intrude(place: &Place, stop: &AtomicBool, attempts: &AtomicUsize) {
     }
 }
 
+/// Upgrades during which the intruder has made an attempt.
+const DISTURBED: usize = 10;
+
 /// The lock is that of an open file description, which the new program inherits: it is never released.
 #[test]
 fn the_image_is_locked_at_every_moment_of_an_upgrade() {
@@ -133,15 +136,19 @@ fn the_image_is_locked_at_every_moment_of_an_upgrade() {
     std::thread::scope(|scope| {
         let intruder = scope.spawn(|| intrude(&served.place, &stop, &attempts));
         let _end = End(&stop);
-        for n in 1..=10 {
+        let mut disturbed = 0;
+        for n in 1.. {
             let marks = locks::mark(&served.daemon, n);
             assert_eq!(marks.keys().collect::<Vec<_>>(), [&served.place.image]);
             let before = attempts.load(Ordering::Relaxed);
             served.upgrade();
             assert_eq!(locks::marks(&served.daemon), marks, "another description has the lock");
-            let during = attempts.load(Ordering::Relaxed) - before;
-            println!("{during} attempts during upgrade {n}");
-            assert!(during > 0 && !intruder.is_finished());
+            assert!(!intruder.is_finished());
+            // Without a CPU for the intruder the upgrade shows nothing.
+            disturbed += usize::from(attempts.load(Ordering::Relaxed) > before);
+            if disturbed == DISTURBED {
+                break;
+            }
         }
     });
 }

@@ -120,15 +120,13 @@ pub(crate) fn scsi_goes(env: &Env, setup: Setup) -> Result<()> {
 
 /// Unloads a module. A work item drops the last reference some time later.
 fn unload(module: &str) -> Result<()> {
-    let mut outcome = Ok(());
-    for _ in 0..100 {
-        outcome = run("modprobe", &["-r", module]).map(drop);
-        if outcome.is_ok() {
-            break;
-        }
+    let begun = Instant::now();
+    let mut outcome = run("modprobe", &["-r", module]);
+    while outcome.is_err() && begun.elapsed() < target::LIMIT {
         std::thread::sleep(Duration::from_millis(50));
+        outcome = run("modprobe", &["-r", module]);
     }
-    outcome.with_context(|| format!("{module} stays in use although its disk is gone"))
+    outcome.map(drop).with_context(|| format!("{module} stays in use although its disk is gone"))
 }
 
 /// A device-mapper table is replaced by an error table, and then restored.
