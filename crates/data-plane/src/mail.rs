@@ -9,7 +9,7 @@ use backend::Lane;
 use std::fs::File;
 use std::io;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 use virtqueue::{GuestMemory, VirtQueue};
 use vmm_sys_util::eventfd::EventFd;
@@ -40,20 +40,44 @@ pub(crate) enum Mail {
 
 /// The newest call eventfd of a queue that its thread has not taken. A front-end replaces the eventfd
 /// without waiting, so at most one, and one mail about it, wait for the thread.
+///
+/// The front-end may have left the thread the last descriptor of a socket. Its close ends what the socket holds, such
+/// as files of a FUSE server, and may take any time. So the thread closes none: it gives the old one back.
 #[derive(Default)]
-pub(crate) struct NewCall(Mutex<Option<Option<File>>>);
+pub(crate) struct NewCall(Mutex<Calls>);
+
+#[derive(Default)]
+struct Calls {
+    /// `None`: the thread has the newest one.
+    new: Option<Option<File>>,
+    /// The one that the thread had before.
+    old: Option<File>,
+}
 
 impl NewCall {
-    /// Replaces the eventfd, and closes one that was not taken. Returns whether there was none: the
-    /// thread gets a mail.
+    /// Replaces the eventfd, and closes one that was not taken and one that was given back. Returns whether the thread
+    /// gets a mail: none is on the way.
     pub(crate) fn put(&self, call: Option<File>) -> bool {
-        let replaced = self.0.lock().unwrap_or_else(PoisonError::into_inner).replace(call);
-        replaced.is_none()
+        let mut calls = self.lock();
+        let (not_taken, old) = (calls.new.replace(call), calls.old.take());
+        // The thread waits for no close.
+        drop(calls);
+        drop(old);
+        not_taken.is_none()
     }
 
-    /// Takes the eventfd; `None`: there is no new one.
-    pub(crate) fn take(&self) -> Option<Option<File>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    /// Puts the new eventfd in the place of `call`. Returns whether there is a new one.
+    pub(crate) fn take(&self, call: &mut Option<File>) -> bool {
+        let mut calls = self.lock();
+        let Some(new) = calls.new.take() else { return false };
+        // A put before this new one has closed the last of them.
+        debug_assert!(calls.old.is_none());
+        calls.old = std::mem::replace(call, new);
+        true
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Calls> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -111,5 +135,39 @@ impl Postbox {
     /// Sends the mail that `mail` makes of a reply channel, and waits for the reply.
     pub(crate) fn ask<T>(&self, mail: impl FnOnce(Sender<T>) -> Mail) -> T {
         self.request(mail).wait()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{PipeReader, Read, pipe};
+
+    /// A call descriptor, and a pipe that ends with its close.
+    fn call() -> (Option<File>, PipeReader) {
+        let (end, call) = pipe().unwrap();
+        rustix::io::ioctl_fionbio(&end, true).unwrap();
+        (Some(File::from(std::os::fd::OwnedFd::from(call))), end)
+    }
+
+    fn is_closed(end: &mut PipeReader) -> bool {
+        matches!(end.read(&mut [0]), Ok(0))
+    }
+
+    #[test]
+    fn the_thread_closes_no_call_descriptor() {
+        let cell = NewCall::default();
+        let ((first, mut first_end), (second, mut second_end)) = (call(), call());
+        let ((third, mut third_end), mut current) = (call(), None);
+        assert!(cell.put(first) && cell.take(&mut current));
+        assert!(!cell.take(&mut current), "there is no new one");
+        assert!(cell.put(second) && cell.take(&mut current));
+        assert!(!is_closed(&mut first_end), "the thread has closed it");
+        assert!(cell.put(third) && is_closed(&mut first_end));
+        assert!(!cell.put(None), "the mail about the third one is on the way");
+        assert!(is_closed(&mut third_end) && !is_closed(&mut second_end));
+        assert!(cell.take(&mut current) && current.is_none() && !is_closed(&mut second_end));
+        drop(cell);
+        assert!(is_closed(&mut second_end));
     }
 }

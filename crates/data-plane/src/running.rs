@@ -441,8 +441,7 @@ impl RunningQueue {
     /// Replaces the call eventfd by the new one, if there is one, and signals it: the old one may have
     /// missed a call.
     pub(crate) fn take_call(&mut self, new_call: &NewCall) {
-        if let Some(call) = new_call.take() {
-            self.call = call;
+        if new_call.take(&mut self.call) {
             self.call();
         }
     }
