@@ -10,7 +10,6 @@ use backend::null::Null;
 use backend::{Disk, ImageLock, Info, Lane, LockError};
 use qcow2::{Qcow2Disk, Qcow2Error, Qcow2Options, TakesOver};
 use std::fs;
-use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -414,8 +413,7 @@ fn open_patiently<T, E>(
         if told != limit {
             told = limit;
             let (image, limit) = (path.display(), limit.as_secs());
-            let line = format!("vhost-blk: waits for {image}, in use by {user}, {limit} s at most");
-            let _ = writeln!(std::io::stderr(), "{line}"); // stderr may be gone
+            tracing::warn!("waits for {image}, in use by {user}, {limit} s at most");
         }
         opened = open(FileOptions { lock: Some(USER_LOOK), ..options.clone() });
     }

@@ -128,13 +128,20 @@ fn limits_steps(old: &DiskArgs, new: &DiskArgs, status: &Status) -> Vec<Step> {
         return Vec::new();
     }
     let undo = Some(Command::Limit(status.limit_group.clone(), status.limits.into()));
-    // Leaves a group that it has joined for this change.
+    // Removes own limits, or leaves the group.
     let leave = Step { command: Command::Limit(None, Limits::NONE.into()), undo };
     match &new.limit_group {
         Some(group) => {
             let change = LimitChange::of_member(limits);
             let command = Command::Limit(Some(group.as_str().into()), change);
-            vec![Step { command, ..leave }]
+            match status.limit_group {
+                Some(_) => vec![Step { command, ..leave }],
+                // Own limits as the undoing of a join would be those of the group.
+                None => {
+                    let undo = Some(Command::Limit(None, Limits::NONE.into()));
+                    vec![leave, Step { command, undo }]
+                }
+            }
         }
         None if status.limit_group.is_some() => {
             vec![leave, Step { command: Command::Limit(None, limits.into()), undo: None }]

@@ -15,7 +15,14 @@ use std::time::Duration;
 
 /// All traces.
 #[derive(Debug, Default)]
-pub(super) struct Traces(Mutex<Vec<Trace>>);
+pub(super) struct Traces(Mutex<All>);
+
+#[derive(Debug, Default)]
+struct All {
+    traces: Vec<Trace>,
+    /// The last message of all traces, and of later ones.
+    last: Option<Value>,
+}
 
 #[derive(Debug)]
 struct Trace {
@@ -34,21 +41,23 @@ impl Trace {
 impl Traces {
     fn begin(&self, disk: Option<String>, slower_than: Duration) -> std::io::Result<Subscription> {
         let (feed, subscription) = feed(|lost| json!({"time": clock::now(), "lost": lost}))?;
-        lock(&self.0).push(Trace { disk, slower_than, feed });
+        let mut all = lock(&self.0);
+        all.last.iter().for_each(|last| feed.end(last));
+        all.traces.push(Trace { disk, slower_than, feed });
         Ok(subscription)
     }
 
     /// The least bound of the traces of a disk.
     fn bound(&self, disk: &str) -> Option<Duration> {
-        let mut traces = lock(&self.0);
+        let traces = &mut lock(&self.0).traces;
         traces.retain(|trace| trace.feed.has_reader());
         traces.iter().filter(|trace| trace.is_of(disk)).map(|trace| trace.slower_than).min()
     }
 
     /// Tells a slow request, or a number of lost ones. Never waits for a client.
     pub(super) fn tell(&self, disk: &str, message: Message<'_>) {
-        let traces = lock(&self.0);
-        let its = traces.iter().filter(|trace| trace.is_of(disk));
+        let all = lock(&self.0);
+        let its = all.traces.iter().filter(|trace| trace.is_of(disk));
         match message {
             Message::Slow(slow) => {
                 let wanted = its.filter(|trace| slow.total() >= trace.slower_than);
@@ -60,19 +69,21 @@ impl Traces {
 
     /// Ends the traces of a disk that has gone.
     pub(super) fn end(&self, disk: &str) {
-        let traces = lock(&self.0);
-        let its = traces.iter().filter(|trace| trace.disk.as_deref() == Some(disk));
+        let all = lock(&self.0);
+        let its = all.traces.iter().filter(|trace| trace.disk.as_deref() == Some(disk));
         its.for_each(|trace| trace.feed.end(&json!({})));
     }
 
-    /// Ends all traces with a last message.
+    /// Ends all traces, and later ones, with a last message.
     pub(super) fn end_all(&self, last: &Value) {
-        lock(&self.0).iter().for_each(|trace| trace.feed.end(last));
+        let mut all = lock(&self.0);
+        let last = all.last.get_or_insert_with(|| last.clone()).clone();
+        all.traces.iter().for_each(|trace| trace.feed.end(&last));
     }
 
     /// Returns whether a client has not received its last message.
     pub(super) fn have_readers(&self) -> bool {
-        lock(&self.0).iter().any(|trace| trace.feed.has_reader())
+        lock(&self.0).traces.iter().any(|trace| trace.feed.has_reader())
     }
 }
 

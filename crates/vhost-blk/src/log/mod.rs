@@ -7,7 +7,11 @@ use crate::failure::Failure;
 use crate::subscription::lock;
 use crate::values::{LogFormat, LogLevel};
 use queue::Queue;
-use std::io::IsTerminal;
+use rustix::fs::FileType;
+use std::backtrace::{Backtrace, BacktraceStatus};
+use std::fs::File;
+use std::io::{self, IsTerminal};
+use std::os::fd::AsFd;
 use std::sync::{Mutex, OnceLock};
 use tracing::level_filters::LevelFilter;
 use tracing::{Event, Level, Subscriber};
@@ -37,7 +41,7 @@ pub fn start(level: LogLevel, format: LogFormat) -> Result<(), Failure> {
         // A report of a failed log line would go to stderr and panic if stderr is a closed pipe.
         .log_internal_errors(false)
         .with_writer(|| &LINES)
-        .with_ansi(std::io::stderr().is_terminal());
+        .with_ansi(io::stderr().is_terminal());
     let lines = match format {
         LogFormat::Text if is_journal() => {
             lines.event_format(Journal(fmt::format().without_time())).boxed()
@@ -47,22 +51,48 @@ pub fn start(level: LogLevel, format: LogFormat) -> Result<(), Failure> {
     };
     tracing_subscriber::registry().with(filter).with(lines).init();
     let _ = LEVEL.set(handle); // it is the first call
-    let has_lost = |lines| tracing::warn!(lines, "log lines were lost: the log was not read");
-    let body = move || LINES.write_to(std::io::stderr(), has_lost);
-    let spawned = std::thread::Builder::new().name("log".into()).spawn(body);
-    spawned.map_err(|error| Failure::run("write the log", error, "raise the limits (ulimit)"))?;
-    let report = std::panic::take_hook();
-    std::panic::set_hook(Box::new(move |panic| {
-        flush();
-        report(panic);
+    write_lines()
+        .map_err(|error| Failure::run("write the log", error, "raise the limits (ulimit)"))?;
+    // The usual report would wait for the reader of a full pipe.
+    std::panic::set_hook(Box::new(|panic| {
+        let trace = Backtrace::capture();
+        let is_wanted = trace.status() == BacktraceStatus::Captured;
+        let trace = if is_wanted { trace.to_string() } else { String::new() };
+        LINES.push(format!("{panic}\n{trace}").as_bytes());
+        LINES.flush();
     }));
     Ok(())
 }
 
-/// Waits until all lines are written, before the program ends or another one takes its place. A log that is not read
-/// delays it for a moment only.
+/// Starts the thread that writes the lines. Its descriptor is its own: the lock of `std`'s stderr would be held as long
+/// as a write hangs.
+fn write_lines() -> io::Result<()> {
+    let stderr = File::from(io::stderr().as_fd().try_clone_to_owned()?);
+    let has_lost = |lines| tracing::error!(lines, "log lines were lost: the log was not read");
+    let body = move || LINES.write_to(stderr, has_lost);
+    std::thread::Builder::new().name("log".into()).spawn(body).map(drop)
+}
+
+/// Waits until all lines are written, before the program ends. A log that is not read delays it for a moment only.
 pub fn flush() {
     LINES.flush();
+}
+
+/// As [`flush`], before another program takes the place of this one.
+///
+/// # Errors
+/// The file of the log hangs, and so would the exchange of the program, which waits for the end of all threads. The
+/// write to a pipe, a socket or a terminal can be interrupted.
+pub fn flush_for_exec() -> io::Result<()> {
+    let is_file = || {
+        let found = rustix::fs::fstat(io::stderr())?;
+        let kind = FileType::from_raw_mode(found.st_mode);
+        Ok::<_, io::Error>(matches!(kind, FileType::RegularFile | FileType::BlockDevice))
+    };
+    match LINES.flush() || !is_file()? {
+        true => Ok(()),
+        false => Err(io::Error::other("the file of the log does not take its lines")),
+    }
 }
 
 /// The form of lines in the journal, which notes the time itself and takes the severity from their begin
@@ -94,7 +124,7 @@ where
 /// Returns whether stderr is the stream to the journal that the service manager has named.
 fn is_journal() -> bool {
     let named = std::env::var("JOURNAL_STREAM").ok();
-    let found = rustix::fs::fstat(std::io::stderr()).ok();
+    let found = rustix::fs::fstat(io::stderr()).ok();
     let found = found.map(|found| format!("{}:{}", found.st_dev, found.st_ino));
     named.is_some() && named == found
 }

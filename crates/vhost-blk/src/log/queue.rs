@@ -44,7 +44,7 @@ impl Queue {
     }
 
     /// Adds a line, or loses it if the queue is full. Does not wait for the writer.
-    fn push(&self, line: &[u8]) {
+    pub(super) fn push(&self, line: &[u8]) {
         let line = line.to_vec();
         let mut state = lock(&self.state);
         if state.lines.len() < LINES_MAX {
@@ -81,11 +81,15 @@ impl Queue {
         }
     }
 
-    /// Waits until all lines are written, at most [`FLUSH_MAX`].
-    pub(super) fn flush(&self) {
+    /// Waits until all lines are written, at most [`FLUSH_MAX`]. Returns whether they are.
+    pub(super) fn flush(&self) -> bool {
+        self.flush_within(FLUSH_MAX)
+    }
+
+    fn flush_within(&self, limit: Duration) -> bool {
         let has_more = |state: &mut State| state.is_writing || !state.lines.is_empty();
-        // A writer that hangs keeps the rest.
-        let _ = self.idle.wait_timeout_while(lock(&self.state), FLUSH_MAX, has_more);
+        let waited = self.idle.wait_timeout_while(lock(&self.state), limit, has_more);
+        !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
     }
 }
 
@@ -106,7 +110,6 @@ mod tests {
     use super::*;
     use std::sync::Arc;
     use std::sync::mpsc::{Receiver, SyncSender, channel, sync_channel};
-    use std::time::Instant;
 
     /// A pipe for one line at a time.
     struct Narrow(SyncSender<Vec<u8>>);
@@ -143,9 +146,7 @@ mod tests {
         }
         let all: Vec<_> = (0..LINES_MAX + 3).map(|n| n.to_string().into_bytes()).collect();
         all.iter().for_each(|line| queue.push(line));
-        let started = Instant::now();
-        queue.flush();
-        assert!(started.elapsed() >= FLUSH_MAX);
+        assert!(!queue.flush());
         assert_eq!(lines.recv().unwrap(), b"first");
         for line in &all[..LINES_MAX] {
             assert_eq!(lines.recv().unwrap(), *line);
@@ -153,18 +154,17 @@ mod tests {
         assert_eq!(reports.recv().unwrap(), 3);
         queue.push(b"last");
         assert_eq!(lines.recv().unwrap(), b"last");
-        queue.flush();
+        assert!(queue.flush_within(Duration::from_secs(60)));
         assert!(reports.try_recv().is_err());
     }
 
     #[test]
     fn a_flush_returns_when_the_last_line_is_written() {
         let (queue, lines, _reports) = queue();
-        queue.flush();
+        assert!(queue.flush_within(Duration::from_secs(60)));
         let reader = std::thread::spawn(move || lines.iter().take(3).collect::<Vec<_>>());
         [b"a", b"b", b"c"].iter().for_each(|line| queue.push(*line));
-        queue.flush();
-        assert!(lock(&queue.state).lines.is_empty());
+        assert!(queue.flush_within(Duration::from_secs(60)));
         assert_eq!(reader.join().unwrap(), [b"a", b"b", b"c"]);
     }
 }

@@ -72,6 +72,12 @@ pub enum UpgradeError {
         /// Descriptors that the upgrade needs besides those of the disks.
         needed: u64,
     },
+    /// The file of the log hangs.
+    #[error(
+        "{0}, and the exchange of the program would wait for it; check the storage of that file, and \
+         repeat the command"
+    )]
+    Log(io::Error),
     /// The daemon is about to end.
     #[error("the daemon is about to end; start it again")]
     Ending,

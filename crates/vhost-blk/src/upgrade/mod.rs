@@ -103,6 +103,8 @@ impl Upgrader {
         };
         let held = disks.hold()?;
         check_descriptors(held.all().len())?;
+        // Before any guest waits for it.
+        log::flush_for_exec().map_err(UpgradeError::Log)?;
         let path = program::choose(program)?;
         let args: Vec<OsString> = std::env::args_os().collect();
         let present = gather(&held, Control::snapshot, SNAPSHOT_MAX, Obstacle::Silent)?;
@@ -235,8 +237,10 @@ fn exec(program: &Path, args: &[OsString], state: &ProgramState) -> io::Error {
     pass.insert(file.as_raw_fd());
     let place = format!("{}:{}", std::process::id(), file.as_raw_fd());
     notify::notify(&notify::reloading());
-    log::flush();
-    let error = exec::exec(program, args, (VARIABLE, &place), &pass);
+    let error = match log::flush_for_exec() {
+        Ok(()) => exec::exec(program, args, (VARIABLE, &place), &pass),
+        Err(error) => error,
+    };
     notify::notify("READY=1");
     error
 }

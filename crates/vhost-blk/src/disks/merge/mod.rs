@@ -369,7 +369,10 @@ fn restored(
     let hangs = || Err(io::Error::other(HANGS));
     let of_backing =
         unmarked.map_or(Ok(()), |it| it.act(Unmarked::restore, STUCK).unwrap_or_else(hangs));
-    match of_backing.and(top.unmark_merged()) {
+    // Also if the backing file hangs, and gets its mark later: a start with the mark of the image would ask for the
+    // backing file, which does not get the guest's next writes.
+    let of_image = top.unmark_merged();
+    match of_backing.and(of_image) {
         Ok(()) => format!("{told}; check the file system and the permissions"),
         Err(error) => format!(
             "{told}, and the marks of the files are not restored: {error}; repeat the command"
