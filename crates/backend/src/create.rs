@@ -20,7 +20,7 @@ pub enum Allocation {
 #[non_exhaustive]
 pub enum CreateError {
     /// A file of that name exists.
-    #[error("{}: exists already and is not overwritten; remove it or choose another name", .path.display())]
+    #[error("{}: exists already and is not overwritten; choose another name", .path.display())]
     Exists {
         /// The image.
         path: PathBuf,

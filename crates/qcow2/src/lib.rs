@@ -461,7 +461,7 @@ impl Disk for Qcow2Disk {
 
     fn kernel_file(&self) -> Result<std::os::fd::BorrowedFd<'_>, &'static str> {
         Err("the kernel data plane serves raw content only, and this is a qcow2 image; use \
-             --data-plane uring, or convert the image with `vhost-blk convert -O raw`")
+             --data-plane uring, or convert the image with `vhost-blk convert --format qcow2`")
     }
 
     fn sync_failed(&self, errno: i32) {

@@ -72,7 +72,7 @@ pub struct DiskArgs {
         help_heading = "Disk"
     )]
     pub incoming: OnOff,
-    /// Tell when the storage has not answered a request for so many seconds, 0.1 to 86400
+    /// Report a request that the storage has not answered within this time, 0.1 to 86400 seconds
     #[arg(long, value_name = "SECONDS", value_parser = values::io_timeout, help_heading = "Disk")]
     pub io_timeout: Option<IoTimeout>,
     /// Lock the image against other writers, the way QEMU does
@@ -114,7 +114,7 @@ pub struct DiskArgs {
     #[arg(long, value_name = "SECONDS", default_value = "0.1", value_parser = values::burst,
           help_heading = "Limits")]
     pub limit_burst: Burst,
-    /// Share the limits with all disks of this name of a group; the limits given last hold. Only for
+    /// Share limits with all disks in this group; the limits set last apply. Only for
     /// the disks of vhost-blk daemon
     #[arg(long, value_name = "GROUP", value_parser = values::disk_name, help_heading = "Limits")]
     pub limit_group: Option<String>,

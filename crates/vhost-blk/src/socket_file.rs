@@ -7,13 +7,16 @@
 //! `connect` shows whether a process listens.
 
 use crate::failure::Failure;
+use crate::subscription::lock;
 use socket2::{Domain, SockAddr, Socket, Type};
+use std::collections::BTreeSet;
 use std::fs::{self, File, TryLockError};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 /// Maximum connections that wait while one is served.
@@ -25,6 +28,10 @@ const START_WAIT_MAX: Duration = Duration::from_secs(5);
 const END_WAIT_MAX: Duration = Duration::from_millis(50);
 const LOCK_RETRY: Duration = Duration::from_millis(10);
 
+/// Device and number of each socket file that this process serves. A connection to one would be a front-end of its
+/// disk.
+static SERVED: Mutex<BTreeSet<(u64, u64)>> = Mutex::new(BTreeSet::new());
+
 /// A socket file that this process created; see [`SocketFile::remove`].
 #[derive(Debug)]
 pub struct SocketFile {
@@ -35,6 +42,7 @@ pub struct SocketFile {
 impl SocketFile {
     /// A file that an earlier program of this process has created.
     pub fn of_parts(path: PathBuf, identity: (u64, u64)) -> Self {
+        lock(&SERVED).insert(identity);
         SocketFile { path, identity }
     }
 
@@ -58,6 +66,7 @@ impl SocketFile {
 impl Drop for SocketFile {
     fn drop(&mut self) {
         self.remove();
+        lock(&SERVED).remove(&self.identity);
     }
 }
 
@@ -88,7 +97,7 @@ pub fn listen(
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None).map_err(system)?;
     socket.bind(&address).map_err(system)?;
     let made = fs::symlink_metadata(path).map_err(system)?;
-    let file = SocketFile { path: path.into(), identity: (made.dev(), made.ino()) };
+    let file = SocketFile::of_parts(path.into(), (made.dev(), made.ino()));
     let finish = || -> Result<(), Failure> {
         // No process can connect before `listen`.
         fs::set_permissions(path, fs::Permissions::from_mode(mode)).map_err(system)?;
@@ -127,11 +136,17 @@ fn clear(path: &Path) -> Result<(), Failure> {
         Err(error) => return Err(failed(&error, "check the path")),
         Ok(found) => found,
     };
+    if found.is_dir() {
+        return Err(failed(&"it is a directory", "give the path of a file in it"));
+    }
     if !found.file_type().is_socket() {
         return Err(failed(
             &"something that is not a socket is there",
             "choose another path or remove it",
         ));
+    }
+    if lock(&SERVED).contains(&(found.dev(), found.ino())) {
+        return Err(failed(&"this daemon serves this socket", "choose another path"));
     }
     match probe(path) {
         Ok(()) => Err(failed(

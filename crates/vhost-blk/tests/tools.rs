@@ -6,9 +6,10 @@ mod common;
 use common::{Daemon, Place, finish, one_line, pattern, program};
 use driver::{Device, Options};
 use std::fs;
+use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 /// `doctor` in a home without kernels, so that it boots none of the user's.
 fn doctor(place: &Place) -> Command {
@@ -48,6 +49,17 @@ fn doctor_reports_every_check_in_one_line() {
         assert!(["ok", "info", "warn", "fail"].contains(&outcome), "{outcome}");
     }
     assert_eq!(output.status.success(), text.ends_with("serving a disk works here\n"), "{text}");
+}
+
+#[test]
+fn doctor_fails_if_its_output_is_lost() {
+    let place = Place::new();
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let mut child = doctor(&place).stdout(full).stderr(Stdio::piped()).spawn().unwrap();
+    let mut told = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut told).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(1));
+    assert!(told.contains("cannot write the output"), "{told}");
 }
 
 #[test]

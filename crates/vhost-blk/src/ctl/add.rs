@@ -3,6 +3,7 @@
 
 use crate::disk_options;
 use crate::failure::Failure;
+use crate::nbd::Address;
 use crate::options::DiskArgs;
 use crate::values;
 use clap::Args;
@@ -67,6 +68,9 @@ pub(super) fn absolute(path: &Path) -> Result<String, Failure> {
     let failed = |why: &dyn std::fmt::Display| {
         Failure::usage(format!("use {}", path.display()), why, "give another path")
     };
+    if path.to_str().is_some_and(|text| Address::of(text).is_some()) {
+        return Err(failed(&"it is an address of NBD, which only the target of a backup can be"));
+    }
     let absolute = std::path::absolute(path).map_err(|error| failed(&error))?;
     match absolute.to_str() {
         Some(text) => Ok(text.to_owned()),

@@ -9,6 +9,14 @@ use data_plane::Limits;
 use serde_json::{Value, json};
 use std::num::NonZeroU64;
 
+/// The name of a group. The parts of a limit have `off`, and a group has not.
+fn group(text: &str) -> Result<String, String> {
+    match text {
+        "off" => Err("give --none to leave the group".to_owned()),
+        _ => values::disk_name(text),
+    }
+}
+
 /// Arguments of `vhost-blk ctl limit`.
 #[derive(Args, Clone, Debug)]
 #[command(group = clap::ArgGroup::new("limits").required(true).multiple(true))]
@@ -18,7 +26,7 @@ pub struct LimitArgs {
     pub disk: Named,
     /// Share the limits with all disks of this group of vhost-blk daemon. A new group needs limits;
     /// without them the disk adopts those of the group
-    #[arg(long, value_name = "GROUP", value_parser = values::disk_name, group = "limits")]
+    #[arg(long, value_name = "GROUP", value_parser = group, group = "limits")]
     pub group: Option<String>,
     /// Requests per second at most, of any kind; off: no such limit
     #[arg(long, value_name = "N|off", value_parser = |text: &str| or_off(text, values::iops),

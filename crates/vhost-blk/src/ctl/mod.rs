@@ -114,7 +114,11 @@ pub enum Action {
     /// Print the changes of all disks as they happen, until the daemon or this program is stopped
     Events,
     /// Show the backups, commits and mirrors in progress, of one disk or of all
-    Jobs(Named),
+    Jobs {
+        /// The disk; all disks if it is left out
+        #[arg(value_parser = values::disk_name)]
+        name: Option<String>,
+    },
     /// Limit the rate of a disk or of its group. A limit that is not given stays. Requests that exceed a limit wait in
     /// the guest's queues
     Limit(LimitArgs),
@@ -393,9 +397,9 @@ fn call_of_images(action: &Action) -> Result<Call, Failure> {
                 .told(text::chain)
                 .of_member("files")
         }
-        Action::Jobs(disk) => {
-            Call::new("show the work", "Jobs", of(disk)).told(text::jobs).of_member("jobs")
-        }
+        Action::Jobs { name } => Call::new("show the work", "Jobs", json!({ "name": name }))
+            .told(text::jobs)
+            .of_member("jobs"),
         Action::DiscardStats(disk) => {
             Call::new("get the discards", "DiscardStats", of(disk)).told(text::discard_stats)
         }

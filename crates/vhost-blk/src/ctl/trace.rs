@@ -21,7 +21,7 @@ pub struct TraceArgs {
     /// Time of a slow request in milliseconds: 0.001 to 3600000
     #[arg(long, value_name = "MS", default_value = "20", value_parser = values::slower_than)]
     pub slower_than: SlowerThan,
-    /// End after so many slow requests
+    /// Stop after N slow requests
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub count: Option<u64>,
 }

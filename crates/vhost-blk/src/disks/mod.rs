@@ -324,7 +324,7 @@ impl Disks {
     fn span(&self, name: &str) -> tracing::Span {
         match self.mode {
             Mode::One => tracing::Span::none(),
-            Mode::Many(_) => tracing::error_span!(parent: None, "disk", name),
+            Mode::Many(_) => tracing::error_span!(parent: None, "disk", disk = name),
         }
     }
 

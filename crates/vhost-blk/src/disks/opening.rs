@@ -376,7 +376,7 @@ impl Opened {
             tracing::info!("packed virtqueues are not offered: the kernel data plane has none");
         }
         tracing::info!(
-            disk = info.description.as_str(),
+            storage = info.description.as_str(),
             capacity_sectors = info.capacity_sectors,
             read_only = info.read_only,
             queues = args.queues(),

@@ -15,11 +15,12 @@ mod storage;
 mod uring;
 mod vmm;
 
+use crate::failure::Failure;
 use crate::values;
 use clap::Args;
 use serde_json::json;
 use std::fmt;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -128,9 +129,15 @@ pub fn doctor(args: &DoctorArgs) -> ExitCode {
     ]);
     let works = findings.iter().all(|finding| finding.outcome != Outcome::Fail);
     let report = if args.json { as_json(&findings, works) } else { as_text(&findings, works) };
-    // A closed pipe is no failure of the machine.
-    let _ = std::io::stdout().write_all(report.as_bytes());
-    if works { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    match std::io::stdout().write_all(report.as_bytes()) {
+        // A closed pipe is no failure of the machine.
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            Failure::run("write the output", error, "check where stdout goes").tell(args.json);
+            ExitCode::FAILURE
+        }
+        _ if works => ExitCode::SUCCESS,
+        _ => ExitCode::FAILURE,
+    }
 }
 
 fn as_text(findings: &[Finding], works: bool) -> String {

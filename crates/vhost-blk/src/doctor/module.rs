@@ -36,8 +36,9 @@ pub(super) fn of_qcow2(image: &Path) -> Finding {
         "{DEVICE_PATH} does not take {shown}: it is qcow2, and the module serves raw content only; \
          --data-plane auto takes io_uring, and kernel is refused"
     );
-    Finding::new(CHECK, Outcome::Info, message)
-        .remedy(format!("for the kernel plane make a raw image: vhost-blk convert {shown} NEW"))
+    Finding::new(CHECK, Outcome::Info, message).remedy(format!(
+        "for the kernel plane make a raw image: vhost-blk convert --format qcow2 {shown} NEW"
+    ))
 }
 
 /// Attaches the image briefly, without a queue.

@@ -48,7 +48,7 @@ fn the_log_level_changes() {
     rig.ok("log-level debug");
     drop(rig.guest("a"));
     let line = rig.daemon.log_line("DEBUG");
-    assert!(line.contains("disk{name=\"a\"}"), "{line}");
+    assert!(line.contains("disk{disk=\"a\"}"), "{line}");
     rig.ok("log-level error");
     rig.ok("pause a");
     rig.ok("stop");

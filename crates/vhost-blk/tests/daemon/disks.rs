@@ -59,6 +59,7 @@ fn a_disk_that_does_not_start_says_why_and_hurts_no_other() {
              name another socket",
         ),
         ("add b --blk-file disk.img --socket-path ctl", 2, "same path"),
+        ("add b --blk-file disk.img --socket-path conf", 1, "it is a directory"),
         ("add b --blk-file disk.img", 2, "--socket-path"),
         ("add b --socket-path x.sock", 2, "--blk-file"),
         ("add b --blk-file disk.img --socket-path x.sock --queue-size 3", 2, "power of two"),
@@ -71,6 +72,7 @@ fn a_disk_that_does_not_start_says_why_and_hurts_no_other() {
     }
     assert_eq!(rig.names(), ["a"]);
     guest.write(0, &[1; 512]).unwrap();
+    assert_eq!(rig.json("status a")["front_ends"], 1, "the daemon has looked at its own socket");
     // Nothing of the failed ones holds the image.
     rig.ok("add b --blk-file disk.img --socket-path x.sock --num-queues 1");
     // An image of another disk is not waited for.

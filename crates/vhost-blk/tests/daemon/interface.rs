@@ -113,6 +113,20 @@ fn calls_that_arrive_together_are_answered_in_order() {
 }
 
 #[test]
+fn an_address_of_nbd_is_no_path() {
+    let rig = Rig::new();
+    rig.add("a", "");
+    for words in [
+        "add b --blk-file nbd:unix:disk.img --socket-path x.sock",
+        "mirror a --to nbd:unix:x.sock",
+        "snapshot a --to nbd+unix:///e?socket=x.sock",
+    ] {
+        let line = rig.refused(words, 2);
+        assert!(line.contains("it is an address of NBD"), "{words}: {line}");
+    }
+}
+
+#[test]
 fn hostile_bytes_end_their_connection_only() {
     let rig = Rig::new();
     rig.add("a", "");

@@ -84,6 +84,8 @@ fn a_change_of_one_limit_keeps_the_others_and_the_answer_has_all() {
     changed("--iops off", Value::Null, Value::Null, 2000);
     changed("--iops 8", json!(8), Value::Null, 2000);
     changed("--none", Value::Null, Value::Null, 100);
+    let line = rig.refused("limit a --group off", 2);
+    assert!(line.contains("give --none to leave the group"), "{line}");
     let line = rig.refused("limit a", 2);
     assert!(line.contains("--iops"), "{line}");
     let reply = rig.connect().call(r#"{"method":"io.vhostblk.Limit","parameters":{"name":"a"}}"#);

@@ -238,3 +238,20 @@ fn a_failed_disk_is_removed_by_command_and_outlives_an_upgrade() {
     let told = String::from_utf8(output.stderr).unwrap();
     assert!(told.contains("failed: gone;"), "{told}");
 }
+
+/// A connection would be a front-end of the disk that has the socket.
+#[test]
+fn a_disk_with_the_socket_of_another_one_does_not_connect_to_it() {
+    let rig = Rig::of_directory(&[("a", &file("x", "")), ("b", &file("x", ""))]);
+    let has = |state: &str| ["a", "b"].into_iter().find(|name| rig.row(name)["state"] == state);
+    let (mut served, mut failed) = (None, None);
+    rig.place.wait_until("one disk of both", || {
+        (served, failed) = (has("serving"), has("failed"));
+        served.is_some() && failed.is_some()
+    });
+    let tries = || rig.row(failed.unwrap())["start"]["failed_tries"].as_u64();
+    rig.place.wait_until("another try", || tries() > Some(1));
+    let why = rig.row(failed.unwrap()).to_string();
+    assert!(why.contains("this daemon"), "{why}");
+    assert_eq!(rig.json(&format!("status {}", served.unwrap()))["front_ends"], 0);
+}
