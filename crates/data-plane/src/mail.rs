@@ -50,7 +50,7 @@ pub(crate) struct NewCall(Mutex<Calls>);
 struct Calls {
     /// `None`: the thread has the newest one.
     new: Option<Option<File>>,
-    /// The one that the thread had before.
+    /// The eventfd that the thread had before.
     old: Option<File>,
 }
 

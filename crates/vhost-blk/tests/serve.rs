@@ -128,7 +128,7 @@ fn a_daemon_whose_log_nobody_reads_serves_on_and_ends_as_asked() {
     assert!(!place.socket.exists());
 }
 
-/// Whatever writes to the pipe waits for a reader.
+/// A write to the pipe waits for a reader.
 #[test]
 fn a_daemon_whose_log_is_full_serves_on_and_ends_as_asked() {
     let place = Place::new();

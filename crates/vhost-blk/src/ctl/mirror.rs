@@ -79,7 +79,7 @@ pub(super) fn run<'a>(
         begun = Some(asker.ask(WHAT, "Mirror", &parameters, None)?);
     }
     if args.wait || args.complete {
-        wait_until_ready(&mut asker, &of)?;
+        wait_until_ready(&mut asker, &of, begun.is_some())?;
     }
     if args.complete {
         let parameters = json!({"name": name, "update_config": args.update_config});
@@ -94,8 +94,8 @@ pub(super) fn run<'a>(
     }
 }
 
-/// Shows the progress of the first copy until its end.
-fn wait_until_ready(asker: &mut Asker<'_>, of: &Value) -> Result<(), Failure> {
+/// Shows the progress of the first copy until its end. `is_own`: this command has begun the mirror.
+fn wait_until_ready(asker: &mut Asker<'_>, of: &Value, is_own: bool) -> Result<(), Failure> {
     let bar = progress::bar()
         .map_err(|why| Failure::run("show the progress", why, "redirect standard error"))?;
     let waited = loop {
@@ -105,8 +105,11 @@ fn wait_until_ready(asker: &mut Asker<'_>, of: &Value) -> Result<(), Failure> {
         };
         let mirror = &reply["mirror"];
         if mirror.is_null() {
-            let told = reply["ended"].as_str();
-            let told = told.unwrap_or("it is not being mirrored; begin that with --to");
+            let told = match reply["ended"].as_str() {
+                None => "it is not being mirrored; begin that with --to".to_owned(),
+                Some(ended) if is_own => ended.to_owned(),
+                Some(ended) => format!("it is not being mirrored any more: {ended}"),
+            };
             break Err(Failure::told(WHAT, told));
         }
         if mirror["state"] != "copying" {

@@ -66,7 +66,7 @@ pub(super) trait Format: Send {
 pub(super) struct Shared {
     /// Requests that are still to be answered correctly.
     honest: AtomicU32,
-    /// A lie about a ring was told: the driver may have taken requests back, and descriptors may name memory that it
+    /// The device has lied about a ring: the driver may have taken requests back, and descriptors may name memory that it
     /// has freed. No driver survives a device that writes there. Readers write to buffers.
     has_lied: RwLock<bool>,
 }
@@ -241,7 +241,7 @@ impl Ring {
         self.push(chain, written)
     }
 
-    /// Fills the buffers unless the driver may have taken them back. Returns the number of bytes to be told.
+    /// Fills the buffers unless the driver may have taken them back. Returns the number of bytes for the used entry.
     fn fill_if_safe(&mut self, chain: &Chain) -> u32 {
         let shared = Arc::clone(&self.manner.shared);
         let has_lied = shared.has_lied.read().unwrap_or_else(PoisonError::into_inner);
