@@ -227,7 +227,8 @@ fn handle_signals(
     signals: Blocked,
     files: &SocketFiles,
 ) -> Result<Gate, Failure> {
-    let (stopping, last, files) = (Arc::clone(disks), Arc::clone(disks), Arc::clone(files));
+    let (stopping, closing) = (Arc::clone(disks), Arc::clone(disks));
+    let (last, files) = (Arc::clone(disks), Arc::clone(files));
     let reload: Option<Box<dyn FnMut() + Send>> = match &disks.mode {
         Mode::One => None,
         Mode::Many(_) => {
@@ -238,6 +239,7 @@ fn handle_signals(
     let acts = Acts {
         stop: Box::new(move |reason| stopping.stop_for(reason)),
         reload,
+        are_closing: Box::new(move || closing.are_closing()),
         last: Box::new(move || {
             last.end_streams(false);
             last.remove_socket_files();

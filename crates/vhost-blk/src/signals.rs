@@ -10,11 +10,17 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::low_level::signal_name;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Maximum time to drain; then the program exits with I/O in flight. The guest has seen no
 /// completion of that I/O.
 const DRAIN_MAX: Duration = Duration::from_millis(900);
+
+/// Maximum time that disks without requests in flight have after that, for their bitmaps and tables. The packaged units
+/// kill the daemon after 5 s.
+const CLOSE_MAX: Duration = Duration::from_secs(3);
+/// Interval of the looks at them.
+const CLOSE_LOOK: Duration = Duration::from_millis(10);
 
 /// The signals, which wait for [`install`].
 #[derive(Debug)]
@@ -27,6 +33,8 @@ pub struct Acts {
     /// Reads the configuration again; must not block. Without it SIGHUP requests the stop, as a terminal that has
     /// gone does.
     pub reload: Option<Box<dyn FnMut() + Send>>,
+    /// Returns whether a drained disk still writes what the next program needs.
+    pub are_closing: Box<dyn Fn() -> bool + Send>,
     /// Runs before an exit without a drain.
     pub last: Box<dyn FnOnce() + Send>,
 }
@@ -96,7 +104,7 @@ fn reason(signal: &Taken) -> StopReason {
 
 /// Acts at each signal; after a request to stop, leaves without a drain at the latest at its limit.
 fn watch(signals: &StopSignals, acts: Acts, gate: &Gate) -> io::Result<()> {
-    let Acts { stop, mut reload, last } = acts;
+    let Acts { stop, mut reload, are_closing, last } = acts;
     let signal = loop {
         signals.wait()?;
         // Under the lock, for `Gate::pass`.
@@ -113,6 +121,10 @@ fn watch(signals: &StopSignals, acts: Acts, gate: &Gate) -> io::Result<()> {
     stop(reason(&signal));
     tracing::info!(signal = signal.number, "asked to stop");
     std::thread::sleep(DRAIN_MAX);
+    let drained = Instant::now();
+    while are_closing() && drained.elapsed() < CLOSE_MAX {
+        std::thread::sleep(CLOSE_LOOK);
+    }
     tracing::warn!("leaving with I/O in flight: the storage did not complete it in time");
     last();
     log::flush();

@@ -53,6 +53,7 @@ mod turn;
 
 pub use bitmaps::BitmapFacts;
 pub use checking::check_files;
+use ending::Closing;
 pub use ending::StopReason;
 pub use held::Held;
 pub use job::JobFacts;
@@ -152,6 +153,7 @@ pub struct Disks {
     pub upgrader: OnceLock<Upgrader>,
     /// The cause of the stop of the process.
     stop_reason: OnceLock<StopReason>,
+    closing: Closing,
     state: Mutex<State>,
     /// A disk has gone, or the process stops.
     changed: Condvar,
@@ -281,6 +283,7 @@ impl Disks {
             traces: Arc::default(),
             upgrader: OnceLock::new(),
             stop_reason: OnceLock::new(),
+            closing: Closing::default(),
             state: Mutex::default(),
             changed: Condvar::new(),
             watched: AtomicBool::new(false),

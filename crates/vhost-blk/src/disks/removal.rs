@@ -263,6 +263,7 @@ impl Disks {
         let kept = state.served_with(stop).map(|it| (it.image.clone(), Arc::clone(&it.layers)));
         drop(state);
         if let Some((Some(image), layers)) = kept {
+            let _closing = self.closing.begin();
             kept::keep(&image, &layers);
             // Before the disk leaves the table: the program may end when the last one has left.
             image.qcow2.iter().for_each(|qcow2| qcow2.close());

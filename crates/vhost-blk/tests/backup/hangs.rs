@@ -8,6 +8,7 @@ use driver::{Device, Request};
 use serde_json::json;
 use std::os::unix::net::UnixListener;
 use std::process::{Child, Stdio};
+use std::time::Duration;
 use virtio_spec::blk::S_OK;
 
 /// A daemon with the disks `a` and `b`.
@@ -152,4 +153,26 @@ fn a_target_that_hangs_fails_the_backup_and_holds_the_writes_of_the_guest_for_a_
         rig.ok(&format!("backup a --to {} --format raw", copy.display()));
         assert_same(&std::fs::read(copy).unwrap(), &std::fs::read(rig.path("a.img")).unwrap());
     }
+}
+
+/// The drain has a short limit, because nothing can be done about storage that hangs. The bitmaps have a longer one.
+#[test]
+fn a_stop_waits_for_bitmaps_longer_than_for_requests() {
+    if may_not_mount() {
+        return;
+    }
+    let mut rig = Rig::new();
+    let mount = Mount::ext4(rig.place.dir.path(), 64);
+    let image = mount.path("image");
+    std::fs::File::create(&image).unwrap().set_len(1 << 20).unwrap();
+    let options = "--socket-path a.sock --data-plane uring --num-queues 1";
+    rig.ok(&format!("add a --blk-file {} {options}", image.display()));
+    rig.ok("backup a --to copy --bitmap n");
+    let frozen = Frozen::of(&mount);
+    rig.daemon.signal(libc::SIGTERM);
+    // More than the limit of the drain.
+    std::thread::sleep(Duration::from_millis(1500));
+    drop(frozen);
+    assert!(rig.daemon.wait().success());
+    assert!(mount.path("image.vhost-blk-bitmaps").exists());
 }

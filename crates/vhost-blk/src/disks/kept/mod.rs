@@ -4,7 +4,7 @@
 //!
 //! | Step of a clean end | If it fails |
 //! |---|---|
-//! | 1. no request is in flight any more, and no backup or merge runs | the process ends after 900 ms without the file |
+//! | 1. no request is in flight any more, and no backup or merge runs | the process ends after 900 ms without the file; steps 2 to 4 have 3 s more |
 //! | 2. all writes are durable: a loss of power cannot undo one that precedes the last backup | no file |
 //! | 3. a qcow2 image loses its mark of use; the signs of the image are read ([`identity`]), and its clock passes them, under its lock | no file |
 //! | 4. the file gets its name, durably | no file |
