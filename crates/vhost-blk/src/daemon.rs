@@ -139,6 +139,7 @@ fn run(
     if begun.is_err() {
         disks.stop();
     } else {
+        log_ready(disks);
         disks.tell_manager_from_now("READY=1");
         watchdog::start(disks);
     }
@@ -149,6 +150,18 @@ fn run(
     }
     files.lock().unwrap_or_else(PoisonError::into_inner).clear();
     begun
+}
+
+/// Logs what a daemon serves besides its disks. `serve` logs its disk.
+fn log_ready(disks: &Disks) {
+    if let Mode::Many(directory) = &disks.mode {
+        tracing::info!(
+            version = env!("CARGO_PKG_VERSION"),
+            control = disks.process.control_path.as_ref().map(|path| path.display().to_string()),
+            config = directory.as_ref().map(|path| path.display().to_string()),
+            "ready"
+        );
+    }
 }
 
 /// Creates the sockets of the process, serves the `first` disk, and answers clients.
