@@ -103,8 +103,8 @@ pub struct Events(Mutex<Subscribers>);
 #[derive(Debug, Default)]
 struct Subscribers {
     feeds: Vec<Feed>,
-    /// An event that no subscriber has received.
-    kept: Option<Value>,
+    /// An event for later subscribers, and their number.
+    kept: Option<(Value, usize)>,
     /// The last message: the process ends.
     last: Option<Value>,
 }
@@ -118,17 +118,25 @@ impl Events {
         }
     }
 
-    /// Reports an upgrade of the program: its versions, and the microseconds without a queue. Its subscribers have
-    /// lost their connections: without one, the event is kept for the next.
-    pub fn tell_upgraded(&self, from: &str, to: &str, pause_us: u64) {
+    /// Number of subscribers.
+    pub fn readers(&self) -> usize {
+        let mut subscribers = lock(&self.0);
+        subscribers.have_some();
+        subscribers.feeds.len()
+    }
+
+    /// Reports an upgrade of the program: its versions, and the microseconds without a queue. The old program had so
+    /// many subscribers, which have lost their connections: the event is kept for those that connect again, or for the
+    /// next one if there was none.
+    pub fn tell_upgraded(&self, from: &str, to: &str, pause_us: u64, readers: usize) {
         let event = json!({
             "time": clock::now(), "event": "upgraded", "from": from, "to": to, "pause_us": pause_us,
         });
         let mut subscribers = lock(&self.0);
-        match subscribers.have_some() {
-            true => subscribers.push(&event),
-            false => subscribers.kept = Some(event),
-        }
+        subscribers.have_some();
+        subscribers.push(&event);
+        let missing = readers.max(1).saturating_sub(subscribers.feeds.len());
+        subscribers.kept = (missing > 0).then_some((event, missing));
     }
 
     /// A new subscriber, which receives the events from now on, and a kept one.
@@ -139,7 +147,10 @@ impl Events {
         let (feed, subscription) =
             feed(|lost| json!({"time": clock::now(), "event": "lost", "lost": lost}))?;
         let mut subscribers = lock(&self.0);
-        subscribers.kept.take().into_iter().for_each(|event| feed.push(event));
+        if let Some((event, missing)) = subscribers.kept.take() {
+            subscribers.kept = (missing > 1).then(|| (event.clone(), missing - 1));
+            feed.push(event);
+        }
         subscribers.last.iter().for_each(|last| feed.end(last));
         subscribers.feeds.push(feed);
         Ok(subscription)
@@ -368,7 +379,7 @@ mod tests {
     fn an_upgrade_is_told_to_all_subscribers_or_to_the_next_one() {
         let events = Events::default();
         drop(events.subscribe().unwrap());
-        events.tell_upgraded("1", "2", 3);
+        events.tell_upgraded("1", "2", 3, 0);
         events.tell("a", &Change::Connected);
         let (next, later) = (events.subscribe().unwrap(), events.subscribe().unwrap());
         let told = next.take();
@@ -376,7 +387,9 @@ mod tests {
         let fields = ["event", "from", "to", "pause_us"].map(|field| told[0][field].clone());
         assert_eq!(fields, [json!("upgraded"), json!("1"), json!("2"), json!(3)]);
         assert!(later.take().is_empty());
-        events.tell_upgraded("2", "3", 4);
+        events.tell_upgraded("2", "3", 4, 3);
         assert_eq!((next.take().len(), later.take().len()), (1, 1));
+        let (third, fourth) = (events.subscribe().unwrap(), events.subscribe().unwrap());
+        assert_eq!((third.take().len(), fourth.take().len()), (1, 0));
     }
 }

@@ -177,6 +177,7 @@ impl Upgrader {
             disks,
             log_level: log::set(),
             pidfile: all.pidfile.get().map(Socket::state),
+            watchers: all.events.readers(),
         })
     }
 }

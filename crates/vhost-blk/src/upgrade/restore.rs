@@ -60,6 +60,8 @@ pub struct Upgraded {
     had_front_end: Vec<String>,
     /// Disks that could not be taken over.
     lost: Vec<String>,
+    /// Number of subscribers of events.
+    watchers: usize,
 }
 
 /// A listening socket, and its file if the program created one.
@@ -119,7 +121,7 @@ impl Upgraded {
         let pause_us = now_ns().saturating_sub(self.stopped_at_ns) / 1000;
         let to = env!("CARGO_PKG_VERSION");
         tracing::info!(from = self.from, to, pause_us, "the program was upgraded");
-        events.tell_upgraded(&self.from, to, pause_us);
+        events.tell_upgraded(&self.from, to, pause_us, self.watchers);
         let missing: Vec<String> =
             [("the disks", self.lost.join(", ")), ("the front-ends of", alone.join(", "))]
                 .into_iter()
@@ -156,6 +158,7 @@ pub fn take() -> Result<Option<Taken>, Failure> {
         stopped_at_ns: state.stopped_at_ns,
         had_front_end: with_front_end.map(|disk| disk.name.clone()).collect(),
         lost: Vec::new(),
+        watchers: state.watchers,
     };
     let disks = state.disks.into_iter().map(|disk| owner.disk(disk));
     Ok(Some(Taken {

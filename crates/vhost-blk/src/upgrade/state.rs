@@ -50,6 +50,9 @@ pub(super) struct ProgramState {
     /// The file of the process id, whose descriptor has its lock. Older programs do not know it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) pidfile: Option<SocketState>,
+    /// Number of subscribers of events. Older programs do not know it.
+    #[serde(default)]
+    pub(super) watchers: usize,
 }
 
 /// The part of a state that is the same in all formats.

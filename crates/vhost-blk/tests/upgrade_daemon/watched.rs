@@ -44,6 +44,19 @@ fn events_go_on_after_an_upgrade_and_tell_of_it() {
 }
 
 #[test]
+fn each_watcher_learns_of_an_upgrade() {
+    let rig = Rig::new();
+    rig.add("a", "");
+    let mut watchers = [(); 3].map(|()| Watcher::start(&rig, "events"));
+    watchers.iter_mut().for_each(|watcher| watcher.wait_for_begin(&rig));
+    rig.upgrade();
+    for watcher in &mut watchers {
+        let told = [watcher.next_event(), watcher.next_event()];
+        assert_eq!(told.map(|event| event["event"].clone()), ["reconnected", "upgraded"]);
+    }
+}
+
+#[test]
 fn an_upgrade_without_a_watcher_is_told_to_the_first_one_after_it() {
     let rig = Rig::new();
     rig.add("a", "");
