@@ -82,11 +82,12 @@ fn changed(
 /// request meanwhile waits in the kernel, and answers no question.
 fn wait_out(handles: &Handles) -> Result<()> {
     std::thread::sleep(OUTAGE);
-    let before = handles.completed();
-    std::thread::sleep(OUTAGE);
-    let done = handles.completed() - before;
-    ensure!(done == 0, "{done} requests completed without a server");
-    Ok(())
+    // The driver may notice some late that were complete before. A server that answers lets it go on.
+    wait_until("the stand-still without a server", || {
+        let before = handles.completed();
+        std::thread::sleep(OUTAGE);
+        Ok((handles.completed() == before).then_some(()))
+    })
 }
 
 /// Waits until the daemon, whose threads may wait in the kernel for some time, has counted any.

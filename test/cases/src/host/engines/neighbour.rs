@@ -53,7 +53,7 @@ const NEIGHBOUR: u64 = 100;
 /// Requests that must wait for the storage: more than the usual kernel threads of a data-plane thread.
 const WAITING: u64 = 20;
 /// Time without a completion after which the storage is taken not to answer.
-const STAND_STILL: Duration = Duration::from_millis(500);
+const STAND_STILL: Duration = Duration::from_secs(2);
 /// Seconds for which requests of NVMe/TCP wait for a path: more than the outage.
 const LOSS_NEVER: u32 = 600;
 
