@@ -8,6 +8,7 @@ use crate::failure::Failure;
 use crate::options::DiskArgs;
 use crate::values::Cache;
 use data_plane::{LimitChange, Limits};
+use std::sync::Arc;
 use std::time::Duration;
 use vhost_user::{Answer, Command, Control, ErrorChange, Status};
 
@@ -111,7 +112,7 @@ fn steps(old: &DiskArgs, new: &DiskArgs, status: &Status) -> Vec<Step> {
         let undo = Some(Command::SetErrors(ErrorChange::to(status.errors)));
         steps.push(Step { command, undo });
     }
-    steps.extend(limits_steps(old, new, status));
+    steps.extend(limits_steps(old, new, (status.limit_group.clone(), status.limits)));
     if old.cache != new.cache {
         let on = new.cache == Cache::Writeback;
         let undo = (on != status.writeback).then_some(Command::SetCache(!on));
@@ -122,30 +123,66 @@ fn steps(old: &DiskArgs, new: &DiskArgs, status: &Status) -> Vec<Step> {
     steps
 }
 
-fn limits_steps(old: &DiskArgs, new: &DiskArgs, status: &Status) -> Vec<Step> {
-    let limits = new.limits();
-    if (&new.limit_group, limits) == (&old.limit_group, old.limits()) {
+/// `present`: the group of the disk, and the limits of that or of the disk.
+fn limits_steps(old: &DiskArgs, new: &DiskArgs, present: (Option<Arc<str>>, Limits)) -> Vec<Step> {
+    let (group, limits) = (&new.limit_group, new.limits());
+    if (group, limits) == (&old.limit_group, old.limits()) {
         return Vec::new();
     }
-    let undo = Some(Command::Limit(status.limit_group.clone(), status.limits.into()));
-    // Removes own limits, or leaves the group.
-    let leave = Step { command: Command::Limit(None, Limits::NONE.into()), undo };
-    match &new.limit_group {
-        Some(group) => {
-            let change = LimitChange::of_member(limits);
-            let command = Command::Limit(Some(group.as_str().into()), change);
-            match status.limit_group {
-                Some(_) => vec![Step { command, ..leave }],
-                // Own limits as the undoing of a join would be those of the group.
-                None => {
-                    let undo = Some(Command::Limit(None, Limits::NONE.into()));
-                    vec![leave, Step { command, undo }]
-                }
-            }
-        }
-        None if status.limit_group.is_some() => {
-            vec![leave, Step { command: Command::Limit(None, limits.into()), undo: None }]
-        }
-        None => vec![Step { command: Command::Limit(None, limits.into()), ..leave }],
+    let command = match group {
+        Some(group) => Command::Limit(Some(group.as_str().into()), LimitChange::of_member(limits)),
+        None => Command::Limit(None, limits.into()),
+    };
+    let is_other_sort = group.is_some() != present.0.is_some();
+    let undo = Some(Command::Limit(present.0, present.1.into()));
+    if !is_other_sort {
+        return vec![Step { command, undo }];
+    }
+    // The limits of a disk are not those of its group, neither in the change nor in its undoing.
+    let none = Command::Limit(None, Limits::NONE.into());
+    vec![Step { command: none.clone(), undo }, Step { command, undo: Some(none) }]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Serve {
+        #[command(flatten)]
+        args: DiskArgs,
+    }
+
+    fn args(words: &str) -> DiskArgs {
+        Serve::parse_from(["serve"].into_iter().chain(words.split_whitespace())).args
+    }
+
+    /// The commands of a change, and those of its undoing.
+    fn commands(old: &str, new: &str) -> [Vec<Command>; 2] {
+        let (old, new) = (args(old), args(new));
+        let present = (old.limit_group.as_deref().map(Arc::from), old.limits());
+        let steps = limits_steps(&old, &new, present);
+        let undoing = steps.iter().rev().filter_map(|step| step.undo.clone()).collect();
+        [steps.into_iter().map(|step| step.command).collect(), undoing]
+    }
+
+    #[test]
+    fn neither_a_change_nor_its_undoing_gives_limits_of_a_disk_to_a_group() {
+        let own = |words| Command::Limit(None, args(words).limits().into());
+        let of = |group: &str, words| {
+            Command::Limit(Some(group.into()), LimitChange::of_member(args(words).limits()))
+        };
+        let (disk, gold, none) = ("--limit-iops 5", "--limit-iops 900 --limit-group gold", own(""));
+        let joined = [none.clone(), of("gold", gold)];
+        let left = [none.clone(), own(disk)];
+        assert_eq!(commands(disk, gold), [joined.to_vec(), left.to_vec()]);
+        assert_eq!(commands(gold, disk), [left.to_vec(), joined.to_vec()]);
+        let adopts = "--limit-group gold";
+        assert_eq!(commands(disk, adopts), [vec![none, of("gold", "")], left.to_vec()]);
+        let (other, more) = ("--limit-iops 7 --limit-group iron", "--limit-iops 6");
+        assert_eq!(commands(gold, other), [vec![of("iron", other)], vec![of("gold", gold)]]);
+        assert_eq!(commands(disk, more), [vec![own(more)], vec![own(disk)]]);
+        assert_eq!(commands(gold, gold), [vec![], vec![]]);
     }
 }
