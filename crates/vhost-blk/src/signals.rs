@@ -121,8 +121,8 @@ fn watch(signals: &StopSignals, acts: Acts, gate: &Gate) -> io::Result<()> {
     stop(reason(&signal));
     tracing::info!(signal = signal.number, "asked to stop");
     std::thread::sleep(DRAIN_MAX);
-    let drained = Instant::now();
-    while are_closing() && drained.elapsed() < CLOSE_MAX {
+    let deadline = Instant::now() + CLOSE_MAX;
+    while are_closing() && Instant::now() < deadline {
         std::thread::sleep(CLOSE_LOOK);
     }
     tracing::warn!("leaving with I/O in flight: the storage did not complete it in time");

@@ -5,34 +5,12 @@
 use super::Disks;
 use crate::clock;
 use serde_json::{Value, json};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// Maximum wait for clients to receive the last message: one that does not read delays the end no longer.
 const STREAMS_MAX: Duration = Duration::from_millis(200);
 /// Interval of the looks at their streams.
 const STREAMS_LOOK: Duration = Duration::from_millis(1);
-
-/// Number of disks without requests in flight that write what the next program needs: bitmaps, and tables of qcow2
-/// images.
-#[derive(Debug, Default)]
-pub(super) struct Closing(AtomicUsize);
-
-impl Closing {
-    /// Counts a disk until the drop.
-    pub(super) fn begin(&self) -> impl Drop + '_ {
-        self.0.fetch_add(1, Ordering::Relaxed);
-        Counted(&self.0)
-    }
-}
-
-struct Counted<'a>(&'a AtomicUsize);
-
-impl Drop for Counted<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
-}
 
 /// The cause of the end of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,7 +51,7 @@ impl Disks {
 
     /// Returns whether a disk without requests in flight writes what the next program needs.
     pub fn are_closing(&self) -> bool {
-        self.closing.0.load(Ordering::Relaxed) > 0
+        self.lock().closing > 0
     }
 
     /// Ends the streams of all clients with the event `stopped`, and waits a moment until they have it.

@@ -53,7 +53,6 @@ mod turn;
 
 pub use bitmaps::BitmapFacts;
 pub use checking::check_files;
-use ending::Closing;
 pub use ending::StopReason;
 pub use held::Held;
 pub use job::JobFacts;
@@ -153,7 +152,6 @@ pub struct Disks {
     pub upgrader: OnceLock<Upgrader>,
     /// The cause of the stop of the process.
     stop_reason: OnceLock<StopReason>,
-    closing: Closing,
     state: Mutex<State>,
     /// A disk has gone, or the process stops.
     changed: Condvar,
@@ -188,6 +186,8 @@ struct State {
     left: Vec<Left>,
     /// Disks that a reload treats.
     treatments: usize,
+    /// Disks without requests in flight that write what the next program needs: bitmaps, and tables of qcow2 images.
+    closing: usize,
     /// The begins of permits of threads that work on disks of the directory.
     permits: Vec<Arc<Instant>>,
     targets: Targets,
@@ -283,7 +283,6 @@ impl Disks {
             traces: Arc::default(),
             upgrader: OnceLock::new(),
             stop_reason: OnceLock::new(),
-            closing: Closing::default(),
             state: Mutex::default(),
             changed: Condvar::new(),
             watched: AtomicBool::new(false),

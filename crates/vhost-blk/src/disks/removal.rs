@@ -261,14 +261,15 @@ impl Disks {
         self.end_job(stop);
         let mut state = self.lock();
         let kept = state.served_with(stop).map(|it| (it.image.clone(), Arc::clone(&it.layers)));
+        state.closing += 1;
         drop(state);
         if let Some((Some(image), layers)) = kept {
-            let _closing = self.closing.begin();
             kept::keep(&image, &layers);
             // Before the disk leaves the table: the program may end when the last one has left.
             image.qcow2.iter().for_each(|qcow2| qcow2.close());
         }
         let mut state = self.lock();
+        state.closing -= 1;
         let gone = state.take(stop);
         // Under one lock: nobody finds the name free in between.
         let late = match &gone {
