@@ -46,9 +46,7 @@ pub fn generate(args: &GenerateArgs) -> Result<(), Failure> {
         What::Man { dir } => return man_pages(dir),
         What::OptionsTable => options_page().into_bytes(),
     };
-    std::io::stdout()
-        .write_all(&text)
-        .map_err(|error| Failure::run("write the output", error, "check where stdout goes"))
+    std::io::stdout().write_all(&text).map_err(Failure::of_output)
 }
 
 fn completions(shell: Shell) -> Vec<u8> {

@@ -8,12 +8,13 @@
 
 use crate::failure::Failure;
 use crate::subscription::lock;
+use backend::file::identity_of;
 use socket2::{Domain, SockAddr, Socket, Type};
 use std::collections::BTreeSet;
 use std::fs::{self, File, TryLockError};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -56,7 +57,7 @@ impl SocketFile {
         // Remove it even without the lock: the identity of the file decides.
         let _lock = lock_directory(&self.path, END_WAIT_MAX);
         let ours = fs::symlink_metadata(&self.path)
-            .is_ok_and(|found| (found.dev(), found.ino()) == self.identity);
+            .is_ok_and(|found| identity_of(&found) == self.identity);
         if ours {
             let _ = fs::remove_file(&self.path);
         }
@@ -97,7 +98,7 @@ pub fn listen(
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None).map_err(system)?;
     socket.bind(&address).map_err(system)?;
     let made = fs::symlink_metadata(path).map_err(system)?;
-    let file = SocketFile::of_parts(path.into(), (made.dev(), made.ino()));
+    let file = SocketFile::of_parts(path.into(), identity_of(&made));
     let finish = || -> Result<(), Failure> {
         // No process can connect before `listen`.
         fs::set_permissions(path, fs::Permissions::from_mode(mode)).map_err(system)?;
@@ -145,7 +146,7 @@ fn clear(path: &Path) -> Result<(), Failure> {
             "choose another path or remove it",
         ));
     }
-    if lock(&SERVED).contains(&(found.dev(), found.ino())) {
+    if lock(&SERVED).contains(&identity_of(&found)) {
         return Err(failed(&"this daemon serves this socket", "choose another path"));
     }
     match probe(path) {
@@ -210,6 +211,7 @@ fn lock_directory(path: &Path, wait_max: Duration) -> io::Result<File> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::MetadataExt;
     use std::os::unix::net::UnixStream;
 
     #[test]

@@ -439,10 +439,8 @@ fn print_message(
     }
 }
 
-fn print(text: &str) -> Result<(), Failure> {
+/// Prints the answer to a command.
+pub(crate) fn print(text: &str) -> Result<(), Failure> {
     let mut stdout = io::stdout();
-    stdout
-        .write_all(text.as_bytes())
-        .and_then(|()| stdout.flush())
-        .map_err(|error| Failure::run("write the output", error, "check where stdout goes"))
+    stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).map_err(Failure::of_output)
 }

@@ -132,7 +132,7 @@ pub fn doctor(args: &DoctorArgs) -> ExitCode {
     match std::io::stdout().write_all(report.as_bytes()) {
         // A closed pipe is no failure of the machine.
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {
-            Failure::run("write the output", error, "check where stdout goes").tell(args.json);
+            Failure::of_output(error).tell(args.json);
             ExitCode::FAILURE
         }
         _ if works => ExitCode::SUCCESS,

@@ -18,7 +18,7 @@ const LINES_MAX: usize = 4096;
 const FLUSH_MAX: Duration = Duration::from_millis(200);
 
 /// State of the queue, which one lock protects.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct State {
     lines: VecDeque<Vec<u8>>,
     /// The thread has taken a line and not written it yet.

@@ -16,7 +16,7 @@ use app::{App, SortKey};
 use clap::Args;
 use sample::{DiskSample, Sample};
 use serde_json::{Value, json};
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -76,15 +76,10 @@ fn once(args: &TopArgs, sampler: &mut Sampler<'_>) -> Result<(), Failure> {
     app.sampled(Ok(sampler.sample()?));
     std::thread::sleep(args.interval);
     app.sampled(Ok(sampler.sample()?));
-    let text = match args.json {
+    crate::ctl::print(&match args.json {
         true => format!("{}\n", app.disks.iter().map(sample::Disk::value).collect::<Value>()),
         false => table(&app),
-    };
-    let mut stdout = io::stdout();
-    stdout
-        .write_all(text.as_bytes())
-        .and_then(|()| stdout.flush())
-        .map_err(|error| Failure::run("write the output", error, "check where stdout goes"))
+    })
 }
 
 fn table(app: &App) -> String {
