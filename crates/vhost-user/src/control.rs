@@ -98,7 +98,8 @@ pub enum Answer {
     Switched(usize),
     /// [`Command::Resize`] succeeded: capacity of the disk in bytes.
     Resized(u64),
-    /// [`Command::Pause`], [`Command::Resume`], [`Command::SetCache`] or [`Command::SetErrors`] succeeded: whether it changed anything.
+    /// [`Command::Pause`], [`Command::Resume`], [`Command::SetCache`] or [`Command::SetErrors`] succeeded: whether it
+    /// changed anything.
     Changed(bool),
     /// [`Command::Limit`] succeeded: whether it changed anything, the limits in force, and their group.
     Limited(bool, Limits, Option<Arc<str>>),

@@ -211,4 +211,13 @@ mod tests {
         drop(all);
         assert_eq!(traces.bound("a"), None);
     }
+
+    #[test]
+    fn a_trace_that_begins_after_the_end_has_the_first_last_message() {
+        let traces = Traces::default();
+        traces.end_all(&json!("stopped"));
+        traces.end_all(&json!("stopped again"));
+        let late = traces.begin(None, Duration::ZERO).unwrap();
+        assert_eq!(late.end(), Some(json!("stopped")));
+    }
 }

@@ -163,10 +163,7 @@ fn a_stop_waits_for_bitmaps_longer_than_for_requests() {
     }
     let mut rig = Rig::new();
     let mount = Mount::ext4(rig.place.dir.path(), 64);
-    let image = mount.path("image");
-    std::fs::File::create(&image).unwrap().set_len(1 << 20).unwrap();
-    let options = "--socket-path a.sock --data-plane uring --num-queues 1";
-    rig.ok(&format!("add a --blk-file {} {options}", image.display()));
+    rig.add_at("a", &mount.path("image"), "");
     rig.ok("backup a --to copy --bitmap n");
     let frozen = Frozen::of(&mount);
     rig.daemon.signal(libc::SIGTERM);

@@ -13,9 +13,7 @@ use virtio_spec::blk::S_OK;
 
 /// Adds the disk `a` on a file system, with a guest whose write waits for that.
 fn hung<'a>(rig: &Rig, mount: &'a Mount) -> (Device, Frozen<'a>) {
-    let image = mount.path("image");
-    std::fs::File::create(&image).unwrap().set_len(1 << 20).unwrap();
-    rig.ok(&format!("add a {}", on(mount, "a.sock")));
+    rig.add_at("a", &mount.path("image"), "");
     let mut guest = guest(rig);
     let frozen = Frozen::of(mount);
     rig.submit("a", &mut guest, &Request::write(0, &[1; 4096]));

@@ -22,15 +22,13 @@ impl Rig {
 
     /// A daemon with further options.
     pub(crate) fn with(options: &[&str]) -> Rig {
-        let place = Place::new();
-        std::fs::create_dir(place.path("conf")).unwrap();
+        let place = place_of(&[]);
         Rig { daemon: start(&place, options), place }
     }
 
     /// A daemon whose log lines go to `log`.
     pub(crate) fn with_log(log: Stdio) -> Rig {
-        let place = Place::new();
-        std::fs::create_dir(place.path("conf")).unwrap();
+        let place = place_of(&[]);
         let daemon = Daemon::start_with_log(&mut command(&place, &[]), &place.path("ctl"), log);
         Rig { daemon, place }
     }
@@ -92,10 +90,16 @@ impl Rig {
     /// Adds a disk `name` with an image and a socket of that name.
     #[track_caller]
     pub(crate) fn add(&self, name: &str, options: &str) {
-        let image = std::fs::File::create(self.path(&format!("{name}.img"))).unwrap();
-        image.set_len(1 << 20).unwrap();
+        self.add_at(name, &self.path(&format!("{name}.img")), options);
+    }
+
+    /// Adds a disk `name` with an image at this path and a socket of that name.
+    #[track_caller]
+    pub(crate) fn add_at(&self, name: &str, image: &Path, options: &str) {
+        std::fs::File::create(image).unwrap().set_len(1 << 20).unwrap();
+        let image = image.display();
         self.ok(&format!(
-            "add {name} --blk-file {name}.img --socket-path {name}.sock --data-plane uring \
+            "add {name} --blk-file {image} --socket-path {name}.sock --data-plane uring \
              --num-queues 1 {options}"
         ));
     }

@@ -70,11 +70,11 @@ fn no_program_gets_the_lock_of_a_file_of_the_chain_during_upgrades() {
                 });
                 assert_eq!(expected, Some(locks::marks(&rig.daemon)));
                 // QEMU tries both of its files.
-                let enough = [10, 2];
+                let done = [11, 2];
                 rig.place.wait_until("the attempts", || {
-                    let done = attempts.iter().zip(enough);
+                    let mut attempts = attempts.iter().zip(done);
                     intruders.iter().any(ScopedJoinHandle::is_finished)
-                        || done.into_iter().all(|(n, least)| n.load(Ordering::Relaxed) >= least)
+                        || attempts.all(|(n, least)| n.load(Ordering::Relaxed) >= least)
                 });
                 drop(end);
                 intruders.into_iter().for_each(|intruder| intruder.join().unwrap());

@@ -198,9 +198,9 @@ fn beside_kicks(kicks: &[EventFd], callers: Vec<Caller>, limit: Duration) -> Res
             callers.into_iter().map(|caller| scope.spawn(move || caller.run(is_quiet))).collect();
         std::thread::sleep(limit);
         // Slow machines need more time for this number, up to the limit of each wait.
-        let (started, is_few) =
-            (Instant::now(), |count: &AtomicU64| count.load(Relaxed) < CALLS_MIN);
-        while counts.iter().any(|count| is_few(count)) && started.elapsed() < LIMIT {
+        let started = Instant::now();
+        let are_few = || counts.iter().any(|count| count.load(Relaxed) < CALLS_MIN);
+        while are_few() && started.elapsed() < LIMIT {
             std::thread::sleep(Duration::from_millis(10));
         }
         stop.store(true, Relaxed);

@@ -66,8 +66,8 @@ pub(super) trait Format: Send {
 pub(super) struct Shared {
     /// Requests that are still to be answered correctly.
     honest: AtomicU32,
-    /// The device has lied about a ring: the driver may have taken requests back, and descriptors may name memory that it
-    /// has freed. No driver survives a device that writes there. Readers write to buffers.
+    /// The device has lied about a ring. The driver may have taken requests back, and no driver survives a device that
+    /// writes to memory that was freed. A queue that writes to buffers holds the lock for reading.
     has_lied: RwLock<bool>,
 }
 
