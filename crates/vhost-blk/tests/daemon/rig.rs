@@ -149,17 +149,28 @@ impl Rig {
     }
 }
 
-/// Starts a daemon, and waits until no disk of its directory is being opened.
+/// Starts a daemon, and waits until it has read its directory, and no disk of that is being opened.
 fn start(place: &Place, options: &[&str]) -> Daemon {
+    // Its clients may come before it reads the directory.
+    let files = if options.contains(&"--config-dir") { files_of(place) } else { 0 };
     let daemon = Daemon::start(&mut command(place, options), &place.path("ctl"));
     place.wait_until("the disks of the directory", || {
         let mut list = program();
         list.args(["ctl", "--json", "--control-path"]).arg(place.path("ctl")).arg("list");
         let listed = common::finish(&mut list);
         // A daemon that was killed has left its socket: the next one does not answer at once.
-        listed.status.success() && !common::stdout(&listed).contains(r#""state":"starting""#)
+        if !listed.status.success() {
+            return false;
+        }
+        let disks: Vec<Value> = serde_json::from_slice(&listed.stdout).unwrap();
+        disks.len() >= files && disks.iter().all(|disk| disk["state"] != "starting")
     });
     daemon
+}
+
+/// Number of files in the directory.
+fn files_of(place: &Place) -> usize {
+    std::fs::read_dir(place.path("conf")).unwrap().count()
 }
 
 /// A daemon with these options.
