@@ -105,7 +105,7 @@ fn failed_and_cancelled_backups_tell_their_reason() {
     client.wait().unwrap();
     let ended = expect(&rig, &mut raw, "backup_ended", "b.img");
     assert_eq!(ended["cancelled"], true, "{ended}");
-    assert!(ended["reason"].as_str().unwrap().contains("cancelled: the client"), "{ended}");
+    assert!(ended["reason"].as_str().unwrap().contains("cancelled: by a client"), "{ended}");
     if mount::may_not_mount() {
         return;
     }
@@ -172,4 +172,65 @@ fn a_mirror_is_seen_and_the_next_one_can_begin_when_its_end_is_told() {
         }
         assert!(client.wait_with_output().unwrap().status.success());
     }
+}
+
+/// The jobs of each kind on a disk with data, as their clients begin them: so slow that none would end.
+const SLOW_JOBS: [(&str, &str); 3] = [
+    ("backup", "backup a --to c.img --bandwidth 1K"),
+    ("commit", "commit a --bandwidth 1K"),
+    ("mirror", "mirror a --to c.img --wait --bandwidth 1K"),
+];
+
+/// A disk whose image and backing file have data.
+fn overlaid() -> Rig {
+    let rig = Rig::new();
+    add_raw(&rig);
+    rig.ok("snapshot a --to b.qcow2");
+    fill(&mut guest(&rig, "a"), 2);
+    rig
+}
+
+#[test]
+fn another_client_changes_the_bandwidth_of_each_job() {
+    for (kind, command) in SLOW_JOBS {
+        let rig = overlaid();
+        let mut raw = subscribed(&rig);
+        let client = begin(&rig, command);
+        assert_eq!(next(&mut raw)["event"], format!("{kind}_begun"));
+        assert_eq!(wait_for_job(&rig, kind)["bandwidth"], 1024);
+        assert!(rig.ok("jobs").contains("1K/s"), "{kind}");
+        assert_eq!(rig.json("jobs a --bandwidth 2K"), json!({"changed": true}));
+        assert_eq!(rig.json("jobs a --bandwidth 2K"), json!({"changed": false}));
+        assert_eq!(jobs(&rig)[0]["bandwidth"], 2048);
+        rig.ok("jobs a --bandwidth off");
+        assert!(client.wait_with_output().unwrap().status.success(), "{kind}");
+    }
+    let rig = overlaid();
+    let refused = rig.refused("jobs a --bandwidth 1M", 1);
+    assert!(refused.contains("no backup, no commit and no mirror in progress"), "{refused}");
+}
+
+#[test]
+fn another_client_cancels_each_job() {
+    let rig = overlaid();
+    let mut raw = subscribed(&rig);
+    for (kind, command) in SLOW_JOBS {
+        for cancel in [format!("{kind} a --cancel"), "jobs a --cancel".to_owned()] {
+            let client = begin(&rig, command);
+            assert_eq!(next(&mut raw)["event"], format!("{kind}_begun"));
+            wait_for_job(&rig, kind);
+            for (other, _) in SLOW_JOBS.iter().filter(|(other, _)| *other != kind) {
+                assert_eq!(rig.ok(&format!("{other} a --cancel")), "nothing to do\n");
+            }
+            assert_eq!(rig.json(&cancel), json!({"changed": true}), "{cancel}");
+            let ended = next(&mut raw);
+            assert_eq!(ended["event"], format!("{kind}_ended"), "{ended}");
+            assert_eq!(ended["cancelled"], true, "{ended}");
+            error_of(client);
+            wait_until("the end", || jobs(&rig).is_empty());
+            assert!(!rig.path("c.img").exists());
+        }
+    }
+    assert_eq!(rig.ok("jobs a --cancel"), "nothing to do\n");
+    rig.ok("backup a --to c.img");
 }

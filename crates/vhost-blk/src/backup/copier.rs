@@ -8,7 +8,7 @@ use super::source::ImageReader;
 use super::{Order, Work};
 use crate::disks::converge::{Acts, STUCK, Unfinished};
 use crate::nbd::NbdError;
-use crate::pace::Pace;
+use crate::pace::{self, Pace};
 use backend::wrap::{CLUSTER_BYTES_MAX, Clusters, Turn};
 use std::io;
 use std::mem;
@@ -128,7 +128,7 @@ impl Copier {
         Copier {
             reader,
             target,
-            pace: Pace::new(order.bandwidth),
+            pace: Pace::new(Arc::clone(&order.bandwidth)),
             zeroes_max: order.target.zeroes_max(),
             next: 0,
             digest: None,
@@ -167,9 +167,11 @@ impl Copier {
 
     fn copy_all(&mut self) -> Result<(), CopyError> {
         while let Some(own) = self.next_own()? {
-            match (self.clusters().turn(self.pace.due()), own) {
+            let look = Instant::now() + self.pace.wait().min(pace::LOOK);
+            match (self.clusters().turn(look), own) {
                 (Turn::Ended, _) => return Err(CopyError::Cancelled),
                 (Turn::Wanted(number), _) => self.copy(number..number + 1)?,
+                (Turn::Own, _) if !self.pace.wait().is_zero() => {}
                 (Turn::Own, Own::Data(run)) => {
                     let bytes = self.clusters().bytes_of(run.clone());
                     self.copy(run)?;

@@ -29,7 +29,7 @@ mod target;
 
 pub use destination::Destination;
 pub use moment::Extent;
-pub use slot::Slot;
+pub use slot::{Cancelled, Slot};
 pub use source::Image;
 pub(crate) use source::ImageReader;
 
@@ -40,6 +40,7 @@ use crate::events::DiskEvents;
 use crate::failure::Failure;
 use crate::image::place;
 use crate::nbd::NbdError;
+use crate::pace::Bandwidth;
 use crate::values::Reflink;
 use backend::wrap::Clusters;
 use copier::{Acting, Copier, CopyError};
@@ -47,7 +48,6 @@ use destination::Made;
 use moment::{Before, Begun, begin, end};
 use slot::Taken;
 use std::cell::{Cell, RefCell};
-use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -58,11 +58,11 @@ use vhost_user::Control;
 const TICK: Duration = Duration::from_millis(100);
 
 /// The refusal of an act that a backup excludes.
-pub const BUSY: &str = "it is being backed up; wait for the end of the backup, or stop its client";
+pub const BUSY: &str =
+    "it is being backed up; wait for the end of that, or cancel it (vhost-blk ctl backup --cancel)";
 
 /// The refusal of a second backup of a disk.
-pub const ANOTHER: &str =
-    "another backup of it is in progress; wait for its end, or stop the client that waits for it";
+pub const ANOTHER: &str = "another backup of it is in progress; wait for its end, or cancel it (vhost-blk ctl backup --cancel)";
 
 /// The order of a backup.
 #[derive(Debug)]
@@ -74,7 +74,7 @@ pub struct Order {
     /// The part of the disk that is copied.
     pub extent: Extent,
     /// Bytes per second that are read at most, besides those that the guest is about to overwrite.
-    pub bandwidth: Option<NonZeroU64>,
+    pub bandwidth: Arc<Bandwidth>,
     /// Read the complete copy again, and compare it with what was read from the disk.
     pub verify: bool,
     /// Share the space of the image.
@@ -131,7 +131,7 @@ pub fn run(
     let turn = disks.turn(&what, act, &mut || goes_on(None))?;
     let sign = disks.use_target(disk, &what, "backup", order.target.path())?;
     // The slot is dropped last: the end of the disk waits for it, and the image is unlocked then.
-    let source = disks.source_of_backup(disk, &what, order.target.to_string())?;
+    let source = disks.source_of_backup(&what, order)?;
     drop(turn);
     let clusters = Arc::clone(source.taken.clusters());
     let size_bytes = clusters.capacity_bytes();
@@ -279,7 +279,7 @@ impl Order {
     }
 
     fn cancelled(&self) -> Failure {
-        let why = "cancelled: the client has gone, or the disk is about to go";
+        let why = "cancelled: by a client, because its client has gone, or because the disk is about to go";
         Failure::run(self.what(), why, "repeat it when the disk is served")
     }
 

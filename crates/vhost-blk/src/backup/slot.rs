@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The place of a disk's only backup.
 
+use super::Order;
 use crate::disks::JobFacts;
 use crate::events::{Change, DiskEvents, Work};
+use crate::pace::Bandwidth;
 use backend::wrap::Clusters;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 /// The place of a disk's only backup. Other threads cancel the backup here.
 #[derive(Debug, Default)]
@@ -21,11 +24,21 @@ struct Running {
     clusters: Arc<Clusters>,
     /// The path, or the address, of the copy.
     target: String,
+    bandwidth: Arc<Bandwidth>,
     since: SystemTime,
     /// Its moment has passed.
     has_begun: bool,
+    /// Its result is in place.
+    is_complete: Arc<AtomicBool>,
     /// Incomplete targets.
     parts: Vec<PathBuf>,
+}
+
+/// A backup that was asked to end.
+#[derive(Debug)]
+pub struct Cancelled {
+    clusters: Arc<Clusters>,
+    is_complete: Arc<AtomicBool>,
 }
 
 /// The slot of a backup; free again after the drop.
@@ -51,7 +64,7 @@ impl Slot {
     /// The backup, after the moment of its copy.
     pub(crate) fn facts(&self) -> Option<JobFacts> {
         let running = self.lock();
-        let Running { clusters, target, since, .. } =
+        let Running { clusters, target, bandwidth, since, .. } =
             running.as_ref().filter(|running| running.has_begun)?;
         Some(JobFacts {
             work: Work::Backup,
@@ -59,12 +72,18 @@ impl Slot {
             state: "copying",
             done_bytes: clusters.freed_bytes(),
             total_bytes: clusters.total_bytes(),
+            bandwidth: bandwidth.get(),
             since: *since,
         })
     }
 
-    /// Takes the slot for a backup of these clusters to `target`; `None` if there is another one.
-    pub fn take(self: &Arc<Self>, clusters: Clusters, target: String) -> Option<Taken> {
+    /// The bandwidth of the backup.
+    pub(crate) fn bandwidth(&self) -> Option<Arc<Bandwidth>> {
+        self.lock().as_ref().map(|running| Arc::clone(&running.bandwidth))
+    }
+
+    /// Takes the slot for the backup of these clusters; `None` if there is another one.
+    pub fn take(self: &Arc<Self>, clusters: Clusters, order: &Order) -> Option<Taken> {
         let mut running = self.lock();
         if running.is_some() {
             return None;
@@ -72,28 +91,33 @@ impl Slot {
         let clusters = Arc::new(clusters);
         *running = Some(Running {
             clusters: Arc::clone(&clusters),
-            target,
+            target: order.target.to_string(),
+            bandwidth: Arc::clone(&order.bandwidth),
             since: SystemTime::now(),
             has_begun: false,
+            is_complete: Arc::default(),
             parts: Vec::new(),
         });
         Some(Taken { slot: Arc::clone(self), clusters })
     }
 
-    /// Cancels the backup.
-    pub fn cancel(&self) {
-        if let Some(running) = &*self.lock() {
-            running.clusters.end();
-        }
+    /// Cancels the backup. Returns it.
+    pub fn cancel(&self) -> Option<Cancelled> {
+        let running = self.lock();
+        let Running { clusters, is_complete, .. } = running.as_ref()?;
+        clusters.end();
+        Some(Cancelled { clusters: Arc::clone(clusters), is_complete: Arc::clone(is_complete) })
     }
 
-    /// Cancels the backup, and waits until it has removed its target.
-    pub fn cancel_and_wait(&self) {
-        self.cancel();
-        let mut running = self.lock();
-        while running.is_some() {
-            running = self.ended.wait(running).unwrap_or_else(PoisonError::into_inner);
-        }
+    /// Waits until the backup has ended and removed its target, at most so long; `None`: not yet. Returns whether it
+    /// was complete before the cancel.
+    pub fn wait_for_end(&self, of: &Cancelled, patience: Duration) -> Option<bool> {
+        let is_present = |running: &mut Option<Running>| {
+            running.as_ref().is_some_and(|it| Arc::ptr_eq(&it.clusters, &of.clusters))
+        };
+        let waited = self.ended.wait_timeout_while(self.lock(), patience, is_present);
+        let (_running, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+        (!timeout.timed_out()).then(|| of.is_complete.load(Ordering::Acquire))
     }
 
     /// Removes the incomplete targets, for an exit without a drain.
@@ -129,7 +153,8 @@ impl Taken {
     /// Ends a backup, and tells the end of one that has begun: a client that hears it can begin the next one.
     pub(super) fn end(self, events: &DiskEvents, outcome: Result<(), (String, bool)>) {
         let mut running = self.slot.lock();
-        if let Some(Running { target, has_begun: true, .. }) = running.take() {
+        if let Some(Running { target, has_begun: true, is_complete, .. }) = running.take() {
+            is_complete.store(outcome.is_ok(), Ordering::Release); // wait_for_end
             events.tell(&Change::of_end(Work::Backup, target, outcome));
         }
     }

@@ -58,9 +58,9 @@ impl Audit {
 /// Returns whether a method of the interface changes something.
 fn changes(method: &str) -> bool {
     match method {
-        "Add" | "Backup" | "CancelCommit" | "CancelMirror" | "Commit" | "CompleteMirror"
-        | "Limit" | "Mirror" | "Pause" | "Reload" | "Remove" | "RemoveBitmap" | "Resize"
-        | "Resume" | "Save" | "SetCache" | "SetErrors" | "SetLogLevel" | "Snapshot" | "Stop"
+        "Add" | "Backup" | "CancelJob" | "Commit" | "CompleteMirror" | "Limit" | "Mirror"
+        | "Pause" | "Reload" | "Remove" | "RemoveBitmap" | "Resize" | "Resume" | "Save"
+        | "SetCache" | "SetErrors" | "SetJobBandwidth" | "SetLogLevel" | "Snapshot" | "Stop"
         | "Switch" | "Trace" | "Upgrade" => true,
         // Bitmaps, DiscardStats, Events, Jobs, List, MirrorStatus, Snapshots, Stats, Status, Version.
         _ => false,

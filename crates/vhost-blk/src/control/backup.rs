@@ -4,6 +4,7 @@
 use super::REPLY_MAX;
 use super::client::Client;
 use super::codec::Channel;
+use super::jobs::bandwidth;
 use super::protocol::{self, Call, CallError, text};
 use crate::backup::{self, Destination, Extent, Order, Progress};
 use crate::disks::Disks;
@@ -11,7 +12,6 @@ use crate::failure::Failure;
 use crate::nbd::Address;
 use crate::values::{Format, Reflink, disk_name};
 use serde_json::{Value, json};
-use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -52,7 +52,7 @@ pub(super) fn request(
     let bitmap = |value: &Value| disk_name(value.as_str()?).ok();
     let (begins, goes_on) =
         (call.optional("bitmap", bitmap)?, call.optional("incremental", bitmap)?);
-    let bandwidth = call.optional("bandwidth", |value| NonZeroU64::new(value.as_u64()?))?;
+    let bandwidth = bandwidth(call)?;
     let verify = call.optional("verify", Value::as_bool)?.unwrap_or(false);
     let reflink = call.optional("reflink", super::methods::word)?.unwrap_or(Reflink::Never);
     call.no_more()?;

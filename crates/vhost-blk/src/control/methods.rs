@@ -4,12 +4,13 @@
 use super::backup;
 use super::bitmaps;
 use super::client::Client;
+use super::jobs;
 use super::mirror;
 use super::protocol::{self, Call, CallError, INTERFACE, SERVICE, text};
 use super::saving;
 use super::snapshot;
 use super::values::{
-    discards_value, job_value, limits_of, loss_value, status_value, summary_value, totals_value,
+    discards_value, limits_of, loss_value, status_value, summary_value, totals_value,
 };
 use super::version;
 use crate::disk::LockWait;
@@ -78,13 +79,9 @@ pub(super) fn carry_out(
         }
         "Bitmaps" => bitmaps::list(disks, &mut call)?,
         "RemoveBitmap" => bitmaps::remove(disks, client, &mut call)?,
-        "Jobs" => {
-            let name = call.optional("name", text)?;
-            call.no_more()?;
-            let jobs = disks.jobs(name.as_deref())?;
-            let jobs: Vec<_> = jobs.iter().map(|(disk, job)| job_value(disk, job)).collect();
-            json!({"jobs": jobs})
-        }
+        "Jobs" => jobs::list(disks, &mut call)?,
+        "CancelJob" => jobs::cancel(disks, client, &mut call)?,
+        "SetJobBandwidth" => jobs::set_bandwidth(disks, client, &mut call)?,
         "Reload" => reload(disks, client, &call)?,
         "Remove" => remove(disks, client, &mut call)?,
         "Save" => {
@@ -93,11 +90,9 @@ pub(super) fn carry_out(
             saving::save(disks, client, &name)?
         }
         "Commit" => snapshot::commit(disks, client, &mut call)?,
-        "CancelCommit" => snapshot::cancel_commit(disks, client, &mut call)?,
         "Mirror" => mirror::begin(disks, client, &mut call)?,
         "MirrorStatus" => mirror::status(disks, &mut call)?,
         "CompleteMirror" => mirror::complete(disks, client, &mut call)?,
-        "CancelMirror" => mirror::cancel(disks, client, &mut call)?,
         "Snapshot" => snapshot::take(disks, client, &mut call)?,
         "Snapshots" => snapshot::list(disks, &mut call)?,
         "SetLogLevel" => set_log_level(&mut call)?,

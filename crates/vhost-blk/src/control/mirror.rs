@@ -2,12 +2,12 @@
 //! The methods for mirrors.
 
 use super::client::Client;
+use super::jobs::bandwidth;
 use super::methods::{only_disk, word};
 use super::protocol::{Call, CallError, text};
 use crate::disks::Disks;
 use crate::disks::mirror::{Facts, Wanted};
 use serde_json::{Value, json};
-use std::num::NonZeroU64;
 use std::sync::Arc;
 
 /// `Mirror`.
@@ -20,7 +20,7 @@ pub(super) fn begin(
     let wanted = Wanted {
         target: call.required("target", text)?.into(),
         format: call.optional("format", word)?,
-        bandwidth: call.optional("bandwidth", |value| NonZeroU64::new(value.as_u64()?))?,
+        bandwidth: bandwidth(call)?,
         overwrite: call.optional("overwrite", Value::as_bool)?.unwrap_or(false),
     };
     call.no_more()?;
@@ -57,17 +57,6 @@ pub(super) fn complete(
         "marked": done.is_marked,
         "pause_us": done.pause.as_micros() as u64,
     }))
-}
-
-/// `CancelMirror`.
-pub(super) fn cancel(
-    disks: &Disks,
-    client: &Client<'_>,
-    call: &mut Call,
-) -> Result<Value, CallError> {
-    let name = only_disk(disks, call)?;
-    client.means(&name);
-    Ok(json!({"changed": disks.cancel_mirror(&name, || client.is_connected())?}))
 }
 
 /// The state of a mirror (`Mirror`).

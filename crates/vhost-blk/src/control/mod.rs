@@ -9,6 +9,7 @@ mod backup;
 mod bitmaps;
 mod client;
 pub mod codec;
+mod jobs;
 mod methods;
 mod mirror;
 mod places;

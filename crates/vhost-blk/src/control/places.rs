@@ -25,7 +25,7 @@ pub(super) struct Place(Option<Arc<AtomicUsize>>);
 /// Maximum commands in progress with one of this method; `None`: it does not count.
 fn limit(method: &str) -> Option<usize> {
     match method.strip_prefix(INTERFACE).and_then(|name| name.strip_prefix('.')) {
-        Some("CancelCommit" | "CancelMirror" | "Remove") => Some(ENDS_MAX),
+        Some("CancelJob" | "Remove") => Some(ENDS_MAX),
         Some(
             "Jobs" | "List" | "MirrorStatus" | "SetLogLevel" | "Stats" | "Status" | "Stop"
             | "Version",
@@ -78,7 +78,7 @@ mod tests {
             assert!(failure.why.contains("24 others") && failure.sort == Sort::Busy, "{name}");
         }
         taken.extend((WORK_MAX..ENDS_MAX).map(|_| take("Remove").unwrap()));
-        take("CancelMirror").unwrap_err();
+        take("CancelJob").unwrap_err();
         for name in ["Jobs", "List", "Status", "Stop", "Version"] {
             drop(take(name).unwrap());
         }

@@ -2,13 +2,13 @@
 //! The methods for snapshots and commits.
 
 use super::client::Client;
+use super::jobs::bandwidth;
 use super::methods::only_disk;
 use super::protocol::{Call, CallError, text};
 use crate::disks::snapshot::Wanted;
 use crate::disks::{Disks, merge};
 use qcow2::inspect::FileFacts;
 use serde_json::{Value, json};
-use std::num::NonZeroU64;
 use std::sync::Arc;
 
 /// `Snapshot`.
@@ -60,7 +60,7 @@ pub(super) fn commit(
     let wanted = call.optional("name", text)?;
     let options = merge::Wanted {
         update_config: call.optional("update_config", Value::as_bool)?.unwrap_or(false),
-        bandwidth: call.optional("bandwidth", |value| NonZeroU64::new(value.as_u64()?))?,
+        bandwidth: bandwidth(call)?,
     };
     call.no_more()?;
     let name = disks.resolve(wanted.as_deref())?;
@@ -74,15 +74,4 @@ pub(super) fn commit(
         "config": merged.config.map(|file| file.display().to_string()),
         "pause_us": merged.pause.as_micros() as u64,
     }))
-}
-
-/// `CancelCommit`.
-pub(super) fn cancel_commit(
-    disks: &Disks,
-    client: &Client<'_>,
-    call: &mut Call,
-) -> Result<Value, CallError> {
-    let name = only_disk(disks, call)?;
-    client.means(&name);
-    Ok(json!({"changed": disks.cancel_merge(&name)?}))
 }

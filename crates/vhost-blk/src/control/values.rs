@@ -66,6 +66,7 @@ pub(super) fn job_value(disk: &str, job: &JobFacts) -> Value {
         "done_bytes": job.done_bytes,
         "total_bytes": job.total_bytes,
         "bytes_per_s": job.bytes_per_s(),
+        "bandwidth": job.bandwidth,
         "since": clock::told(job.since),
     })
 }

@@ -23,8 +23,8 @@ pub struct BackupArgs {
     /// The new image, which must not exist; the daemon writes it. Or an export of an NBD server that
     /// is as large as the disk, for example of qemu-nbd or nbdkit: nbd:unix:PATH, where PATH is that of
     /// the server's socket, or nbd+unix:///EXPORT?socket=PATH
-    #[arg(long, value_name = "FILE|nbd:unix:PATH")]
-    pub to: PathBuf,
+    #[arg(long, value_name = "FILE|nbd:unix:PATH", required_unless_present = "cancel")]
+    pub to: Option<PathBuf>,
     /// Format of the new image [default: raw; qcow2 with --incremental]. An export has none
     #[arg(long, value_name = "FORMAT")]
     pub format: Option<Format>,
@@ -48,6 +48,9 @@ pub struct BackupArgs {
     /// same format without --verify. It is no second copy of the data
     #[arg(long, value_name = "MODE", default_value = "never")]
     pub reflink: Reflink,
+    /// Cancel the backup that another client waits for
+    #[arg(long, conflicts_with_all = ["to", "format", "bitmap", "incremental", "bandwidth", "verify", "reflink"])]
+    pub cancel: bool,
 }
 
 impl BackupArgs {
@@ -72,9 +75,9 @@ fn place(to: &Path) -> Result<String, Failure> {
 
 /// Asks for the backup and waits for it. Returns the last reply.
 pub(super) fn run(args: &BackupArgs, asker: Asker<'_>) -> Result<Value, Failure> {
-    let BackupArgs { name, to, format, bitmap, incremental, bandwidth, verify, reflink } = args;
+    let BackupArgs { name, format, bitmap, incremental, bandwidth, verify, reflink, .. } = args;
     // The daemon has another working directory.
-    let target = place(to)?;
+    let target = args.to.as_deref().map(place).transpose()?;
     let parameters = json!({
         "name": name, "target": target, "format": format.map(word), "bandwidth": bandwidth,
         "bitmap": bitmap, "incremental": incremental, "verify": verify,

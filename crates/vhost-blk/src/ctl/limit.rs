@@ -34,8 +34,7 @@ pub struct LimitArgs {
     pub iops: Option<Rate>,
     /// Bytes per second that requests read, write or zero at most, with K, M, G or T (powers of 1024); off: no such
     /// limit
-    #[arg(long, value_name = "SIZE|off",
-          value_parser = |text: &str| or_off(text, values::rate_of_bytes), group = "limits")]
+    #[arg(long, value_name = "SIZE|off", value_parser = bytes, group = "limits")]
     pub bandwidth: Option<Rate>,
     /// Unused time, in seconds, that requests may catch up on: 0.01 to 3600
     #[arg(long, value_name = "SECONDS", value_parser = values::burst, group = "limits")]
@@ -55,7 +54,7 @@ pub struct Rate(Option<NonZeroU64>);
 
 impl Rate {
     /// The value of the parameter.
-    fn told(self) -> u64 {
+    pub(super) fn told(self) -> u64 {
         self.0.map_or(0, NonZeroU64::get)
     }
 }
@@ -67,6 +66,11 @@ fn or_off(text: &str, limit: impl Fn(&str) -> Result<NonZeroU64, String>) -> Res
             .map(|rate| Rate(Some(rate)))
             .map_err(|why| format!("{why}, or off for no limit")),
     }
+}
+
+/// Bytes per second, or `off`.
+pub(super) fn bytes(text: &str) -> Result<Rate, String> {
+    or_off(text, values::rate_of_bytes)
 }
 
 impl LimitArgs {

@@ -3,7 +3,7 @@
 
 use super::add::absolute;
 use super::ask::Asker;
-use super::{Named, text};
+use super::{Named, jobs, text};
 use crate::failure::Failure;
 use crate::image::progress;
 use crate::values::{self, Format, word};
@@ -26,7 +26,7 @@ pub struct MirrorArgs {
     pub to: Option<PathBuf>,
     /// Format of the new file [default: that of the disk]
     #[arg(long, value_name = "FORMAT", requires = "to")]
-    pub target_format: Option<Format>,
+    pub format: Option<Format>,
     /// Bytes per second that are copied at most, with K, M, G or T (powers of 1024). The completion has no limit
     #[arg(long, value_name = "SIZE", value_parser = values::rate_of_bytes, requires = "to")]
     pub bandwidth: Option<NonZeroU64>,
@@ -66,14 +66,15 @@ pub(super) fn run<'a>(
     let of = json!({ "name": name });
     let mut asker = connect(true)?;
     if args.cancel {
-        let reply = asker.ask("cancel the mirror of the disk", "CancelMirror", &of, None)?;
-        return Ok((reply, text::done));
+        let call = jobs::cancel(name.as_deref(), Some("mirror"));
+        let reply = asker.ask(call.what, call.method, &call.parameters, None)?;
+        return Ok((reply, call.text));
     }
     let mut begun = None;
     if let Some(to) = &args.to {
         // The daemon has another working directory.
         let parameters = json!({
-            "name": name, "target": absolute(to)?, "format": args.target_format.map(word),
+            "name": name, "target": absolute(to)?, "format": args.format.map(word),
             "bandwidth": args.bandwidth, "overwrite": args.overwrite,
         });
         begun = Some(asker.ask(WHAT, "Mirror", &parameters, None)?);

@@ -6,6 +6,7 @@ mod ask;
 mod backup;
 mod errors;
 mod every;
+mod jobs;
 mod limit;
 mod mirror;
 mod resize;
@@ -26,6 +27,7 @@ use backup::BackupArgs;
 use clap::{Args, Subcommand, ValueEnum};
 use errors::ErrorsArgs;
 use every::NamedOrAll;
+use jobs::JobsArgs;
 use limit::LimitArgs;
 use mirror::MirrorArgs;
 use serde_json::{Value, json};
@@ -113,12 +115,9 @@ pub enum Action {
     DiscardStats(Named),
     /// Print the changes of all disks as they happen, until the daemon or this program is stopped
     Events,
-    /// Show the backups, commits and mirrors in progress, of one disk or of all
-    Jobs {
-        /// The disk; all disks if it is left out
-        #[arg(value_parser = values::disk_name)]
-        name: Option<String>,
-    },
+    /// Show the backups, commits and mirrors in progress, of one disk or of all. Change the bandwidth of one, or
+    /// cancel it
+    Jobs(JobsArgs),
     /// Limit the rate of a disk or of its group. A limit that is not given stays. Requests that exceed a limit wait in
     /// the guest's queues
     Limit(LimitArgs),
@@ -290,7 +289,7 @@ pub fn ctl(args: &CtlArgs) -> Result<(), Failure> {
             text::warn(&reply);
             Ok(())
         }
-        Action::Backup(backup) => {
+        Action::Backup(backup) if !backup.cancel => {
             let reply = backup::run(backup, connect()?)?;
             let call = Call::new("", "", Value::Null).told(backup.text());
             print(&shown(&call, &reply, args.json))
@@ -376,7 +375,7 @@ fn call_of_images(action: &Action) -> Result<Call, Failure> {
                 .of_member("bitmaps")
         }
         Action::Commit { disk, cancel: true, .. } => {
-            Call::new("cancel the commit", "CancelCommit", of(disk))
+            jobs::cancel(disk.name.as_deref(), Some("commit"))
         }
         Action::Commit { disk, update_config, bandwidth, .. } => {
             let parameters = json!({
@@ -392,14 +391,13 @@ fn call_of_images(action: &Action) -> Result<Call, Failure> {
             });
             Call::new("take a snapshot of the disk", "Snapshot", parameters).told(text::snapshot)
         }
+        Action::Backup(backup) => jobs::cancel(backup.name.as_deref(), Some("backup")),
         Action::Snapshots(disk) => {
             Call::new("show the snapshots of the disk", "Snapshots", of(disk))
                 .told(text::chain)
                 .of_member("files")
         }
-        Action::Jobs { name } => Call::new("show the work", "Jobs", json!({ "name": name }))
-            .told(text::jobs)
-            .of_member("jobs"),
+        Action::Jobs(jobs) => jobs.call(),
         Action::DiscardStats(disk) => {
             Call::new("get the discards", "DiscardStats", of(disk)).told(text::discard_stats)
         }

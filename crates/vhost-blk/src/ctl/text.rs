@@ -74,8 +74,8 @@ pub(super) fn bitmaps(reply: &Value) -> String {
 
 /// The work in progress, one in each line.
 pub(super) fn jobs(reply: &Value) -> String {
-    let head = ["DISK", "JOB", "STATE", "DONE", "OF", "RATE", "SINCE", "TARGET"].map(String::from);
-    let mut rows = vec![head];
+    let head = ["DISK", "JOB", "STATE", "DONE", "OF", "RATE", "LIMIT", "SINCE", "TARGET"];
+    let mut rows = vec![head.map(String::from)];
     for job in reply["jobs"].as_array().into_iter().flatten() {
         let number = |key: &str| job[key].as_u64().unwrap_or_default();
         rows.push([
@@ -85,6 +85,7 @@ pub(super) fn jobs(reply: &Value) -> String {
             percent(number("done_bytes"), number("total_bytes")),
             Size(number("total_bytes")).to_string(),
             format!("{}/s", HumanBytes(number("bytes_per_s"))),
+            job["bandwidth"].as_u64().map_or("-".to_owned(), |rate| format!("{}/s", Size(rate))),
             word(&job["since"]),
             word(&job["target"]),
         ]);

@@ -3,7 +3,7 @@
 
 use super::Disks;
 use super::exchange::synced;
-use crate::backup::{self, Source};
+use crate::backup::{self, Order, Source};
 use crate::failure::Failure;
 use backend::wrap::Clusters;
 use std::sync::Arc;
@@ -19,12 +19,8 @@ impl Disks {
     ///
     /// # Errors
     /// [`Failure`] if there is no such disk, or it cannot be backed up now.
-    pub fn source_of_backup(
-        &self,
-        name: &str,
-        what: &str,
-        target: String,
-    ) -> Result<Source, Failure> {
+    pub fn source_of_backup(&self, what: &str, order: &Order) -> Result<Source, Failure> {
+        let name = &*order.disk;
         // Memory is filled without the lock. A size that changes meanwhile is refused at the moment of the copy.
         let opened = self.lock().entry(name)?.image.clone();
         let size_bytes = opened.map(|opened| opened.served().info().capacity_sectors * 512);
@@ -43,7 +39,7 @@ impl Disks {
             return Err(Failure::told(what, job.refusal()));
         }
         let image = opened.served();
-        let taken = entry.backup.take(clusters, target);
+        let taken = entry.backup.take(clusters, order);
         let taken = taken.ok_or_else(|| Failure::told(what, backup::ANOTHER))?;
         let (control, layers) = (Arc::clone(&entry.control), Arc::clone(&entry.layers));
         let events = Arc::clone(&entry.events);

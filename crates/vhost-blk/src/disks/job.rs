@@ -6,12 +6,15 @@ use super::exchange::Source;
 use super::merge::MergeState;
 use super::mirror::Mirror;
 use super::{Disks, Entry, Slot};
+use crate::backup;
 use crate::events::{Change, DiskEvents, Work};
 use crate::failure::Failure;
+use crate::pace::Bandwidth;
 use crate::stop::Stop;
+use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 /// The refusal of an act that a merge excludes.
 const MERGING: &str = "its image is being merged; wait for the end of that, or cancel it (vhost-blk ctl commit --cancel)";
@@ -24,6 +27,9 @@ const IN_SNAPSHOT: &str =
 
 /// The refusal of the same work.
 const IN_PROGRESS: &str = "it is in progress; wait for it, or cancel it with --cancel";
+
+/// Interval of the look at the client of a cancel.
+const LOOK: Duration = Duration::from_millis(50);
 
 /// The kinds of work.
 #[derive(Clone, Debug)]
@@ -40,6 +46,8 @@ pub(super) enum Kind {
 #[derive(Debug)]
 pub(super) struct Job {
     kind: Kind,
+    /// Not that of a completion, nor of a snapshot.
+    bandwidth: Arc<Bandwidth>,
     since: SystemTime,
     /// Told when the work leaves the table.
     end: Mutex<Option<Change>>,
@@ -58,6 +66,8 @@ pub struct JobFacts {
     pub done_bytes: u64,
     /// Bytes of all.
     pub total_bytes: u64,
+    /// Bytes per second that it copies at most.
+    pub bandwidth: Option<NonZeroU64>,
     /// Time of its begin.
     pub since: SystemTime,
 }
@@ -110,12 +120,13 @@ impl Job {
 
     /// `None`: it is over, or has no progress.
     fn facts(&self) -> Option<JobFacts> {
-        let since = self.since;
+        let (since, bandwidth) = (self.since, self.bandwidth.get());
         match &self.kind {
             Kind::Merge(merge) => {
                 let (done_bytes, total_bytes) = merge.progress();
                 let (work, target) = (Work::Commit, merge.target().to_owned());
-                Some(JobFacts { work, target, state: "copying", done_bytes, total_bytes, since })
+                let state = "copying";
+                Some(JobFacts { work, target, state, done_bytes, total_bytes, bandwidth, since })
             }
             Kind::Mirror(mirror) => mirror.facts().map(|facts| JobFacts {
                 work: Work::Mirror,
@@ -123,6 +134,7 @@ impl Job {
                 state: facts.phase.name(),
                 done_bytes: facts.copied_bytes,
                 total_bytes: facts.total_bytes,
+                bandwidth,
                 since,
             }),
             Kind::Snapshot(_) => None,
@@ -186,7 +198,7 @@ impl Entry {
 
     /// Cancels a backup, a merge and a mirror.
     pub(super) fn cancel_work(&self) {
-        self.backup.cancel();
+        drop(self.backup.cancel());
         self.job.iter().for_each(|job| job.cancel());
     }
 }
@@ -197,8 +209,10 @@ impl Disks {
         self: &Arc<Self>,
         source: &Source,
         kind: Kind,
+        bandwidth: &Arc<Bandwidth>,
     ) -> Result<Owner, String> {
-        let job = Arc::new(Job { kind, since: SystemTime::now(), end: Mutex::default() });
+        let (bandwidth, since) = (Arc::clone(bandwidth), SystemTime::now());
+        let job = Arc::new(Job { kind, bandwidth, since, end: Mutex::default() });
         let mut state = self.lock();
         let gone = "the disk has gone meanwhile; see vhost-blk ctl list";
         let Some(entry) = state.in_table(&source.control) else { return Err(gone.to_owned()) };
@@ -235,21 +249,57 @@ impl Disks {
         Ok(state.table.iter().flat_map(of).collect())
     }
 
-    /// Cancels the merge of a disk. Returns whether there is one.
+    /// Changes the bandwidth of the backup, the commit or the mirror of a disk. Returns whether it had another one.
     ///
     /// # Errors
-    /// [`Failure`] if there is no such disk, or the guest goes on in the backing file.
-    pub fn cancel_merge(&self, name: &str) -> Result<bool, Failure> {
-        let job = self.job(name)?;
-        let Some(Kind::Merge(merge)) = job.as_ref().map(|job| &job.kind) else { return Ok(false) };
-        match merge.cancel() {
-            true => Ok(true),
-            false => Err(Failure::run(
-                format!("cancel the commit of the disk {name}"),
-                "its guest goes on in the backing file already",
-                "take a snapshot (vhost-blk ctl snapshot) for a new overlay",
-            )),
+    /// [`Failure`] if there is no such disk, or none of these is in progress.
+    pub fn set_job_bandwidth(
+        &self,
+        name: &str,
+        bandwidth: Option<NonZeroU64>,
+    ) -> Result<bool, Failure> {
+        let state = self.lock();
+        let entry = state.entry(name)?;
+        let job = entry.job.as_ref().filter(|job| !matches!(job.kind, Kind::Snapshot(_)));
+        let of_job = job.map(|job| Arc::clone(&job.bandwidth));
+        let present = entry.backup.bandwidth().or(of_job);
+        present.map(|present| present.set(bandwidth)).ok_or_else(|| {
+            Failure::run(
+                format!("limit the copy of the disk {name}"),
+                "it has no backup, no commit and no mirror in progress",
+                "see vhost-blk ctl jobs; limit limits the requests of the guest",
+            )
+        })
+    }
+
+    /// Cancels the backup, the commit or the mirror of a disk, or only such `work`. Waits for the end of a backup or a
+    /// mirror, as long as `go_on` says so. Returns whether there is one.
+    ///
+    /// # Errors
+    /// [`Failure`] if there is no such disk, or it is too late, or the end has not come.
+    pub fn cancel_job(
+        &self,
+        name: &str,
+        work: Option<Work>,
+        go_on: impl Fn() -> bool,
+    ) -> Result<bool, Failure> {
+        let is_wanted = |it: Work| work.is_none_or(|work| work == it);
+        let state = self.lock();
+        let entry = state.entry(name)?;
+        let (backup, job) = (Arc::clone(&entry.backup), entry.job.clone());
+        drop(state);
+        let cancelled = is_wanted(Work::Backup).then(|| backup.cancel()).flatten();
+        if let Some(cancelled) = cancelled {
+            return cancel_backup(name, &backup, &cancelled, go_on).map(|()| true);
         }
+        match job.as_ref().map(|job| (job, &job.kind)) {
+            Some((_, Kind::Merge(merge))) if is_wanted(Work::Commit) => cancel_merge(name, merge)?,
+            Some((job, Kind::Mirror(_))) if is_wanted(Work::Mirror) => {
+                self.cancel_mirror(name, job, go_on)?;
+            }
+            _ => return Ok(false),
+        }
+        Ok(true)
     }
 
     /// Cancels the work on the disk of this stop, and waits for its end.
@@ -259,5 +309,39 @@ impl Disks {
             job.cancel();
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
+    }
+}
+
+/// Waits for the end of a backup that was asked to end.
+fn cancel_backup(
+    name: &str,
+    slot: &backup::Slot,
+    cancelled: &backup::Cancelled,
+    go_on: impl Fn() -> bool,
+) -> Result<(), Failure> {
+    let refused = |why, remedy| {
+        Err(Failure::run(format!("cancel the backup of the disk {name}"), why, remedy))
+    };
+    loop {
+        match slot.wait_for_end(cancelled, LOOK) {
+            Some(false) => return Ok(()),
+            Some(true) => return refused("it was complete before", "remove the copy"),
+            None if go_on() => {}
+            None => {
+                let remedy = "check it; the backup ends as soon as it answers";
+                return refused("the storage of the disk or of the copy does not answer", remedy);
+            }
+        }
+    }
+}
+
+fn cancel_merge(name: &str, merge: &MergeState) -> Result<(), Failure> {
+    match merge.cancel() {
+        true => Ok(()),
+        false => Err(Failure::run(
+            format!("cancel the commit of the disk {name}"),
+            "its guest goes on in the backing file already",
+            "take a snapshot (vhost-blk ctl snapshot) for a new overlay",
+        )),
     }
 }

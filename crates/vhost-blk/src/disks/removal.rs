@@ -254,7 +254,7 @@ impl Disks {
         let Some(entry) = state.served_with(stop) else { return };
         let (file, backup) = (entry.socket.clone(), Arc::clone(&entry.backup));
         drop(state);
-        backup.cancel_and_wait();
+        while backup.cancel().is_some_and(|it| backup.wait_for_end(&it, LOOK).is_none()) {}
         if let Some(file) = file {
             file.remove();
         }

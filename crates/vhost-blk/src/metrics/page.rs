@@ -215,6 +215,7 @@ mod tests {
                 state: "copying",
                 done_bytes: 512,
                 total_bytes: 4096,
+                bandwidth: None,
                 since: SystemTime::UNIX_EPOCH,
             }],
             loss: Some(Loss { since: SystemTime::UNIX_EPOCH, reason: "r".to_owned() }),

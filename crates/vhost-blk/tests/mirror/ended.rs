@@ -145,7 +145,7 @@ fn a_full_target_ends_the_mirror_and_no_request_of_the_guest() {
     let small = Mount::tmpfs(8);
     let target = small.path("b");
     for format in ["raw", "qcow2"] {
-        let words = format!("mirror a --to {} --target-format {format} --wait", text(&target));
+        let words = format!("mirror a --to {} --format {format} --wait", text(&target));
         let line = rig.refused(&words, 1);
         assert!(line.contains("writing the new storage: No space left"), "{line}");
         in_old_storage(&rig, &mut device);
@@ -225,7 +225,7 @@ fn completions_that_are_withdrawn_at_any_moment_lose_no_part() {
     let (mut random, mut moves) = (moments::random(), 0);
     let mut name = "a.img".to_owned();
     for round in 0..12_u64 {
-        rig.ok(&format!("mirror a --to {round} --target-format qcow2 --wait"));
+        rig.ok(&format!("mirror a --to {round} --format qcow2 --wait"));
         for attempt in 0..4 {
             fill(&mut device, (round * 4 + attempt) as u8);
             let mut client = rig.connect();

@@ -107,7 +107,7 @@ fn a_target_that_hangs_while_the_disk_is_drained_fails_the_mirror_and_the_guest_
         let (rig, mut device) = with_disk("");
         let target = Target::of(&rig);
         let to = text(&target.path()).to_owned();
-        rig.ok(&format!("mirror a --to {to} --target-format {format} --wait"));
+        rig.ok(&format!("mirror a --to {to} --format {format} --wait"));
         let frozen = Frozen::of(&target.mount);
         let client = begin(&rig, "mirror a --complete");
         wait_until("the drain", || mirror(&rig)["state"] == "drained");
@@ -121,7 +121,7 @@ fn a_target_that_hangs_while_the_disk_is_drained_fails_the_mirror_and_the_guest_
         fill(&mut device, 4);
         assert!(content(&mut device).iter().all(|byte| *byte == 4));
         assert!(fs::read(rig.path("a.img")).unwrap().iter().all(|byte| *byte == 4));
-        rig.ok(&format!("mirror a --to {to} --target-format {format} --complete"));
+        rig.ok(&format!("mirror a --to {to} --format {format} --complete"));
         assert!(content(&mut device).iter().all(|byte| *byte == 4));
     }
 }

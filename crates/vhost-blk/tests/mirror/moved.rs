@@ -36,7 +36,7 @@ fn a_disk_that_moves_again_and_again_under_load_keeps_every_byte() {
                 before = rig.path("over");
             }
             loaded.wait_for_progress(20);
-            rig.ok(&format!("mirror a --to {name} --target-format {format}"));
+            rig.ok(&format!("mirror a --to {name} --format {format}"));
             loaded.wait_for_progress(20);
             let told = rig.json("mirror a --complete");
             println!("{name}: pause {} us", told["pause_us"]);
@@ -150,7 +150,7 @@ fn a_disk_of_the_directory_goes_on_in_its_new_storage_after_an_upgrade_and_a_res
     rig.ok("reload");
     let mut device = guest(&rig, "a");
     device.write(1, &[1; 512]).unwrap();
-    rig.ok("mirror a --to b --target-format qcow2 --wait");
+    rig.ok("mirror a --to b --format qcow2 --wait");
     let line = rig.refused("mirror a --complete", 1);
     assert!(line.contains("give --update-config"), "{line}");
     assert_eq!(mirror(&rig)["state"], "ready", "it goes on");
@@ -184,7 +184,7 @@ fn bitmaps_go_on_through_a_mirror() {
     fill(&mut device, 1);
     rig.ok("backup a --to full --format qcow2 --bitmap n");
     device.write(0, &[2; 512]).unwrap();
-    rig.ok("mirror a --to b --target-format qcow2 --wait");
+    rig.ok("mirror a --to b --format qcow2 --wait");
     device.write(8192, &[3; 512]).unwrap();
     rig.ok("mirror a --complete");
     device.write(16_384, &[4; 512]).unwrap();
@@ -231,7 +231,7 @@ fn a_part_that_is_copied_again_and_again_has_its_last_content() {
     let rig = Rig::new();
     add_raw(&rig);
     let mut device = guest(&rig, "a");
-    rig.ok("mirror a --to b --target-format qcow2 --wait");
+    rig.ok("mirror a --to b --format qcow2 --wait");
     for round in 1..4 {
         for part in 0..16 {
             device.write(part * 128 + round * 8, &[round as u8; 4096]).unwrap();
@@ -263,7 +263,7 @@ fn a_sparse_disk_whose_data_fits_no_cluster_keeps_every_byte() {
         for cluster in (0..256).filter(|cluster| cluster % 5 != 0) {
             write(&mut device, cluster, cluster * 7, 1);
         }
-        rig.ok(&format!("mirror a --to b --target-format {target} --bandwidth 4M"));
+        rig.ok(&format!("mirror a --to b --format {target} --bandwidth 4M"));
         for round in 0..4 {
             for cluster in (round..256).step_by(3) {
                 write(&mut device, cluster, cluster * 7 + round + 1, round as u8 + 2);

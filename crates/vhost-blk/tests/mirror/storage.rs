@@ -36,7 +36,7 @@ fn a_disk_moves_to_a_block_device_and_back_to_a_file() {
     let line = rig.refused(&format!("add b --socket-path b.sock --blk-file {to}"), 1);
     assert!(line.contains("the disk a of this daemon has it; remove that disk"), "{line}");
     let before = content(&mut guest);
-    let told = rig.json("mirror a --to back --target-format qcow2 --complete");
+    let told = rig.json("mirror a --to back --format qcow2 --complete");
     assert_eq!((&told["before"], &told["marked"]), (&to.into(), &false.into()));
     assert!(content(&mut guest) == before);
     guest.write(2, &[4; 512]).unwrap();
@@ -128,7 +128,7 @@ fn a_device_that_cannot_have_the_disk_is_refused_and_keeps_its_content() {
         (of(&enough, ""), "in use by"),
         (of(&mounted, ""), "mounted, or claimed"),
         (of(&large, ""), "512 bytes in a block, and the new storage 4096"),
-        (of(&small, "--target-format qcow2"), "drop --target-format"),
+        (of(&small, "--format qcow2"), "drop --target-format"),
     ] {
         assert!(line.contains(reason), "{reason}: {line}");
         assert!(mirror(&rig).is_null());

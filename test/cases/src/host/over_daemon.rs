@@ -202,7 +202,7 @@ pub(crate) fn move_disk(env: &Env, disk: Result<Disk>, setup: Setup) -> Result<(
                 let to_text = to.display().to_string();
                 let what = || format!("round {round}: {format}");
                 handles.wait_for_progress(STEP).with_context(what)?;
-                let mirror = ["mirror", "--to", &to_text, "--target-format", format];
+                let mirror = ["mirror", "--to", &to_text, "--format", format];
                 daemon.control(&mirror).with_context(what)?;
                 if format == "qcow2" {
                     let told = daemon.control(&["status"])?;

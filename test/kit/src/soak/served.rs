@@ -208,7 +208,7 @@ impl Served {
     pub(super) fn mirror(&mut self, is_qcow2: bool) -> Result<PathBuf> {
         let (old, to) = (self.images.top().to_owned(), self.images.new_path("moved"));
         let format = if is_qcow2 { "qcow2" } else { "raw" };
-        let begin = ["mirror", "--to", &text(&to), "--target-format", format, "--wait"];
+        let begin = ["mirror", "--to", &text(&to), "--format", format, "--wait"];
         self.ctl(&begin)?;
         self.ctl(&["mirror", "--complete"])?;
         let flat = self.images.flatten(&old)?;

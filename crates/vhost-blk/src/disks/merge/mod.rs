@@ -45,14 +45,13 @@ use crate::disk::{self, From, LockWait};
 use crate::events::{Change as Event, Work};
 use crate::failure::Failure;
 use crate::options::DiskArgs;
-use crate::pace::Pace;
+use crate::pace::{Bandwidth, LOOK, Pace};
 use backend::file::{File as ImageFile, RaisedLock};
 use backend::wrap::{Brake, Growth};
 use copier::Copier;
 use marked::{Marked, Unmarked};
 use plan::Plan;
 use std::io;
-use std::num::NonZeroU64;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -62,8 +61,6 @@ use std::time::Duration;
 use vhost_user::Replacement;
 
 const WHAT: &str = "commit the image of the disk";
-/// Interval of the look at the client while the bandwidth is used up.
-const LOOK: Duration = Duration::from_millis(50);
 /// The reason of a merge that was ended.
 const CANCELLED: &str = "it was cancelled, and the disk goes on in its image; repeat the command";
 
@@ -73,7 +70,7 @@ pub struct Wanted {
     /// Rewrite the configuration file of the disk.
     pub update_config: bool,
     /// Bytes per second that are copied at most while the guest goes on.
-    pub bandwidth: Option<NonZeroU64>,
+    pub bandwidth: Arc<Bandwidth>,
 }
 
 /// A merge that is complete.
@@ -109,7 +106,8 @@ impl Disks {
         let no_reload = self.turn(&what, act, &mut || go_on())?;
         let source = self.source(name, WHAT)?;
         let state = Arc::new(MergeState::new(source.image.disk.info().capacity_sectors * 512));
-        let owner = self.begin_job(&source, Kind::Merge(Arc::clone(&state))).map_err(refused)?;
+        let kind = Kind::Merge(Arc::clone(&state));
+        let owner = self.begin_job(&source, kind, &wanted.bandwidth).map_err(refused)?;
         self.check_no_backup(name).map_err(refused)?;
         // Neither a snapshot nor an upgrade comes in between from here on; the backing file may hang.
         drop(no_reload);
@@ -206,7 +204,7 @@ impl<'a> Merging<'a> {
         };
         let copy = Copy { acts, check: &check, state: self.state };
         let brake = &self.state.brake;
-        copy.all(self.plan.capacity_bytes(), brake, Pace::new(wanted.bandwidth))
+        copy.all(self.plan.capacity_bytes(), brake, Pace::new(Arc::clone(&wanted.bandwidth)))
             .and_then(|()| {
                 let end = Convergence { acts, brake, check: &check };
                 end.converge()?;
@@ -276,10 +274,10 @@ impl Copy<'_> {
         pace: &mut Pace,
         copied_up_to: impl Fn(u64),
     ) -> Result<(), Unfinished> {
-        let max = converge::piece_max(pace);
         for Range { start: mut at, end } in ranges {
             while at < end {
                 self.keep_pace(pace)?;
+                let max = converge::piece_max(pace);
                 let (done, copied) =
                     self.acts.act(move |copier| copier.some(at..end, max), self.check)?;
                 at += done;

@@ -33,16 +33,15 @@ pub use state::Phase;
 use super::Disks;
 use super::converge::Hand;
 use super::exchange::Source;
-use super::job::{Kind, Owner};
+use super::job::{Job, Kind, Owner};
 use crate::backup::ImageReader;
 use crate::failure::Failure;
-use crate::pace::Pace;
+use crate::pace::{Bandwidth, Pace};
 use crate::values::Format;
 use backend::wrap::Growth;
 use copier::Copier;
 use old::Old;
 use plan::Plan;
-use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -63,7 +62,7 @@ pub struct Wanted {
     /// Format of a new file; by default that of the disk.
     pub format: Option<Format>,
     /// Bytes per second that are copied at most before the completion.
-    pub bandwidth: Option<NonZeroU64>,
+    pub bandwidth: Arc<Bandwidth>,
     /// Give the content of a block device up.
     pub overwrite: bool,
 }
@@ -105,7 +104,8 @@ impl Disks {
         let mirror = Arc::new(Mirror::new(plan.path().to_owned(), plan.capacity_bytes()));
         let act = format!("the begin of a mirror of the disk {name}");
         let turn = self.turn(&what, act, &mut || go_on())?;
-        let (source, owner) = self.own(&planned, &mirror).map_err(refused)?;
+        let owned = self.own(&planned, &mirror, &wanted.bandwidth);
+        let (source, owner) = owned.map_err(refused)?;
         drop(turn);
         let go_on = || go_on() && !mirror.is_cancelled();
         let old = Old::new(reader(&source).map_err(refused)?);
@@ -130,7 +130,7 @@ impl Disks {
         let worker = Worker {
             disks: Arc::clone(self),
             owner,
-            pace: Pace::new(wanted.bandwidth),
+            pace: Pace::new(Arc::clone(&wanted.bandwidth)),
             source,
             plan,
             mirror,
@@ -148,12 +148,13 @@ impl Disks {
         self: &Arc<Self>,
         planned: &Source,
         mirror: &Arc<Mirror>,
+        bandwidth: &Arc<Bandwidth>,
     ) -> Result<(Source, Owner), String> {
         let source = self.source(&planned.name, WHAT).map_err(|failure| failure.to_string())?;
         if !Arc::ptr_eq(&source.image.top, &planned.image.top) {
             return Err("it has got another image a moment ago; repeat the command".to_owned());
         }
-        let owner = self.begin_job(&source, Kind::Mirror(Arc::clone(mirror)))?;
+        let owner = self.begin_job(&source, Kind::Mirror(Arc::clone(mirror)), bandwidth)?;
         self.check_no_backup(&source.name)?;
         Ok((source, owner))
     }
@@ -186,18 +187,19 @@ impl Disks {
         }
     }
 
-    /// Cancels the mirror of a disk and waits for its end, as long as `go_on` says so. Returns whether
-    /// there is one.
+    /// Cancels the mirror of a disk, which is this job, and waits for its end, as long as `go_on` says so.
     ///
     /// # Errors
-    /// [`Failure`] if there is no such disk, the guest has moved before, or the mirror has not ended.
-    pub fn cancel_mirror(&self, name: &str, go_on: impl Fn() -> bool) -> Result<bool, Failure> {
-        let Some(job) = self.job(name)?.filter(|job| job.mirror().is_some()) else {
-            return Ok(false);
-        };
+    /// [`Failure`] if the guest has moved before, or the mirror has not ended.
+    pub(super) fn cancel_mirror(
+        &self,
+        name: &str,
+        job: &Arc<Job>,
+        go_on: impl Fn() -> bool,
+    ) -> Result<(), Failure> {
         job.cancel();
         let is_present =
-            || self.job(name).ok().flatten().is_some_and(|present| Arc::ptr_eq(&present, &job));
+            || self.job(name).ok().flatten().is_some_and(|present| Arc::ptr_eq(&present, job));
         while is_present() {
             if !go_on() {
                 return Err(Failure::run(
@@ -210,7 +212,7 @@ impl Disks {
         }
         let cancelled = job.mirror().map_or(Ok(()), |mirror| mirror.cancelled());
         let what = format!("cancel the mirror of the disk {name}");
-        cancelled.map(|()| true).map_err(|told| Failure::told(what, told))
+        cancelled.map_err(|told| Failure::told(what, told))
     }
 
     /// The state of the mirror of a disk, if there is one.

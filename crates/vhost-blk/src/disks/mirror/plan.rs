@@ -128,7 +128,7 @@ fn device(source: &Source, wanted: &Wanted, found: &Metadata) -> Result<PathBuf,
     if wanted.format == Some(Format::Qcow2) {
         return Err(format!(
             "{shown} is a block device, which gets the content of the disk itself; drop \
-             --target-format, or give the path of a new file"
+             --format, or give the path of a new file"
         ));
     }
     let failed = |error: io::Error| format!("{shown}: {error}; check the path");

@@ -11,15 +11,13 @@ use crate::disks::converge::{self, Copier as _, Hand, STUCK, Unfinished};
 use crate::disks::exchange::{Source, synced};
 use crate::disks::job::Owner;
 use crate::events::{Change, Work};
-use crate::pace::Pace;
+use crate::pace::{LOOK, Pace};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Interval between two copies of changed parts: several changes of a part cost one copy.
 const PASS: Duration = Duration::from_millis(100);
-/// Longest wait for the bandwidth before the next look at the order.
-const LOOK: Duration = Duration::from_millis(50);
 
 /// The mirror of a disk.
 pub(super) struct Worker {
@@ -137,9 +135,9 @@ impl Worker {
     /// Copies the whole disk once, durably.
     fn copy_first(&mut self) -> Result<(), Unfinished> {
         let (mut at, end) = (0, self.plan.capacity_bytes());
-        let max = converge::piece_max(&self.pace);
         while at < end {
             self.keep_pace(|| false)?;
+            let max = converge::piece_max(&self.pace);
             let (done, read) = self.with(move |copier| copier.first(at..end, max))?;
             at += done;
             self.pace.copied(read);
@@ -153,8 +151,8 @@ impl Worker {
         if self.mirror.brake().written().bytes() == 0 {
             return Ok(());
         }
-        let (mut at, max) = (0, converge::piece_max(&self.pace));
-        while let Some(piece) = self.next(at, max)? {
+        let mut at = 0;
+        while let Some(piece) = self.next(at, converge::piece_max(&self.pace))? {
             at = piece.end;
             self.pace.copied(piece.end - piece.start);
             let is_ordered = || self.mirror.ordered().is_some();

@@ -122,7 +122,8 @@ impl Disks {
         let turn = self.turn(&what, act, &mut || go_on())?;
         let sign = self.use_target(name, &what, "snapshot", &wanted.overlay)?;
         let source = self.source(name, WHAT)?;
-        let owner = self.begin_job(&source, Kind::Snapshot(Arc::clone(&cancelled)));
+        let owner =
+            self.begin_job(&source, Kind::Snapshot(Arc::clone(&cancelled)), &Arc::default());
         let owner = owner.map_err(refused)?;
         self.check_no_backup(name).map_err(refused)?;
         // Neither an upgrade nor other work comes in between from here on; the overlay may hang.
