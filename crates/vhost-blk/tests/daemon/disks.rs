@@ -102,7 +102,8 @@ fn a_backing_file_of_another_disk_is_refused_with_the_name_of_that_disk() {
     rig.ok("add b --blk-file disk.img --socket-path b.sock --num-queues 1");
     // The image has no other disk, and its backing file has one.
     let line = rig.refused(&format!("add a --blk-file top --socket-path a.sock {qcow2}"), 1);
-    assert!(line.contains("in use by another disk of this program"), "{line}");
+    assert!(line.contains("disk.img: the disk b of this daemon has it"), "{line}");
+    assert!(!line.contains("--lock off"), "{line}");
 }
 
 #[test]
