@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! One function for each vhost-user message.
 
+use crate::QUEUES_MAX;
 use crate::descriptor::{check_eventfd, check_signalled};
 use crate::error::refusal;
 use crate::inflight_region;
@@ -270,6 +271,11 @@ impl VhostUserBackendReqHandlerMut for Session<'_> {
 
     fn set_inflight_fd(&mut self, inflight: &VhostUserInflight, file: File) -> Result<()> {
         let VhostUserInflight { mmap_size, mmap_offset, num_queues, queue_size } = *inflight;
+        // An earlier daemon may have had more queues than this device, and no daemon has more than these. The number
+        // bounds the mapping.
+        if num_queues > QUEUES_MAX {
+            return refused(format!("an in-flight region for more than {QUEUES_MAX} queues"));
+        }
         let region =
             checked(InflightRegion::map(file, mmap_offset, mmap_size, num_queues, queue_size))?;
         let region = checked(UsedRegion::begin(region, self.inflight_region.as_ref()))?;

@@ -93,6 +93,20 @@ fn a_file_of_a_server_is_refused_as_memory_as_log_and_as_in_flight_region() {
 }
 
 #[test]
+fn an_in_flight_region_for_more_queues_than_a_device_can_have_is_refused() {
+    let message = |queues: u16| {
+        let sizes = [queues, 1].map(u16::to_le_bytes).concat();
+        [longs(&[MEMORY_BYTES, 0]), sizes, vec![0; 4]].concat()
+    };
+    once(Mischief::negotiated, |m| {
+        assert_eq!(m.says(SET_INFLIGHT_FD, &message(64), &[m.memory_fd()]), Answer::Accepted);
+    });
+    each(Mischief::negotiated, &[65, u16::MAX], |m, &queues| {
+        m.refuses(SET_INFLIGHT_FD, &message(queues), &[m.memory_fd()]);
+    });
+}
+
+#[test]
 fn tables_whose_number_of_regions_is_wrong_are_refused() {
     let region = longs(&[0, MEMORY_BYTES, USER, 0]);
     each(Mischief::negotiated, &[0, 2, 9, 33, 1000, u32::MAX], |m, &count| {
