@@ -197,14 +197,30 @@ impl Limiter {
     /// # Errors
     /// [`LimitError::Last`] if a group would have no limit: the old ones hold.
     pub(crate) fn change(&self, change: LimitChange) -> Result<bool, LimitError> {
+        self.change_with(change, || Ok(()))
+    }
+
+    /// As [`Limiter::change`], with an act right before the change, which nothing refuses any more. `act` must not
+    /// change these limits.
+    ///
+    /// # Errors
+    /// As there, and those of the act: the old limits hold.
+    pub(crate) fn change_with(
+        &self,
+        change: LimitChange,
+        act: impl FnOnce() -> Result<(), LimitError>,
+    ) -> Result<bool, LimitError> {
         let mut order = self.order();
         let new = change.of(order.limits);
-        match &self.group {
-            _ if new == order.limits => return Ok(false),
-            Some(group) if !new.is_set() => return Err(LimitError::Last(Arc::clone(group))),
-            _ => self.set_in(&mut order, &new),
+        let changes = new != order.limits;
+        if let Some(group) = self.group.as_ref().filter(|_| changes && !new.is_set()) {
+            return Err(LimitError::Last(Arc::clone(group)));
         }
-        Ok(true)
+        act()?;
+        if changes {
+            self.set_in(&mut order, &new);
+        }
+        Ok(changes)
     }
 
     fn set_in(&self, order: &mut Order, limits: &Limits) {

@@ -298,15 +298,12 @@ impl PlaneSelector {
             return self.uring.change_limits(change);
         };
         let in_use = [self.current.plane, self.preferred.plane].contains(&PlaneKind::Kernel);
-        if let Some(kernel) = &mut self.kernel {
-            kernel.share_limits(Some(Arc::clone(member.share())), in_use)?;
-        }
-        if let Err(error) = member.limiter().change(change) {
-            if let Some(kernel) = &mut self.kernel {
-                kernel.share_limits(self.uring.share_of_group(), false)?;
-            }
-            return Err(error);
-        }
+        let share = Arc::clone(member.share());
+        let kernel = self.kernel.as_mut();
+        member.limiter().change_with(change, || {
+            kernel.map_or(Ok(()), |kernel| kernel.share_limits(Some(share), in_use))?;
+            Ok(())
+        })?;
         self.uring.become_member(member);
         self.uring.limits_changed();
         Ok(true)
