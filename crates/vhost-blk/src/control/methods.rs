@@ -182,12 +182,12 @@ fn of_disk(
         Answer::Switched(queues) => Ok(json!({"moved_queues": queues})),
         Answer::Resized(bytes) => Ok(json!({"capacity_bytes": bytes})),
         Answer::Changed(changed) => {
-            saves.map_or(Ok(()), |part| saving::save_changed(disks, client, &name, part))?;
-            Ok(json!({"changed": changed}))
+            saving::with_saved(disks, client, (&name, saves), json!({"changed": changed}))
         }
         Answer::Limited(changed, limits, group) => {
-            saves.map_or(Ok(()), |part| saving::save_changed(disks, client, &name, part))?;
-            Ok(json!({"changed": changed, "limits": limits_value(&limits, group.as_deref())}))
+            let limits = limits_value(&limits, group.as_deref());
+            let reply = json!({"changed": changed, "limits": limits});
+            saving::with_saved(disks, client, (&name, saves), reply)
         }
         Answer::Refused(why) => Err(Failure::told(what, why).into()),
     }

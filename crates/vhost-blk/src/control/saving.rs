@@ -30,14 +30,18 @@ fn save_part(disks: &Disks, client: &Client<'_>, name: &str, part: Live) -> Resu
     }
 }
 
-/// Saves the options of a change that holds.
-pub(super) fn save_changed(
+/// Saves these options of a disk, whose change holds, and adds the file to the reply.
+pub(super) fn with_saved(
     disks: &Disks,
     client: &Client<'_>,
-    name: &str,
-    part: Live,
-) -> Result<(), Failure> {
-    save_part(disks, client, name, part).map(drop).map_err(unsaved)
+    (name, part): (&str, Option<Live>),
+    mut reply: Value,
+) -> Result<Value, CallError> {
+    if let Some(part) = part {
+        let saved = save_part(disks, client, name, part).map_err(unsaved)?;
+        reply["config"] = saved["config"].clone();
+    }
+    Ok(reply)
 }
 
 /// The error of a change that holds, and could not be saved.

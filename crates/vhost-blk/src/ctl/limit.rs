@@ -2,7 +2,7 @@
 //! `vhost-blk ctl limit`.
 
 use super::Named;
-use super::text::limits_text;
+use super::text::{limits_text, saved_in};
 use crate::values::{self, Burst};
 use clap::Args;
 use data_plane::Limits;
@@ -90,9 +90,7 @@ impl LimitArgs {
 
 /// The reply: the limits in force.
 pub(super) fn text(reply: &Value) -> String {
-    let limits = limits_text(&reply["limits"]);
-    match reply["changed"].as_bool() {
-        Some(false) => format!("nothing to do; limits: {limits}\n"),
-        _ => format!("done; limits: {limits}\n"),
-    }
+    let (limits, saved) = (limits_text(&reply["limits"]), saved_in(reply));
+    let done = if reply["changed"] == false { "nothing to do" } else { "done" };
+    format!("{done}; limits: {limits}{saved}\n")
 }

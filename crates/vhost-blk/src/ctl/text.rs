@@ -38,9 +38,15 @@ pub(super) fn done(reply: &Value) -> String {
         return format!("done; the copy has {bytes} bytes ({}){shared}\n", Size(bytes));
     }
     match reply["changed"].as_bool() {
-        Some(false) => "nothing to do\n".to_owned(),
-        _ => "done\n".to_owned(),
+        Some(false) => format!("nothing to do{}\n", saved_in(reply)),
+        _ => format!("done{}\n", saved_in(reply)),
     }
+}
+
+/// The end of the text about a change that was saved.
+pub(super) fn saved_in(reply: &Value) -> String {
+    let file = reply["config"].as_str();
+    file.map_or_else(String::new, |file| format!("; the next start reads it from {file}"))
 }
 
 /// The reply to an incremental backup.

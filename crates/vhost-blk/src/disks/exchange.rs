@@ -11,6 +11,7 @@ use crate::backup::Image as Served;
 use crate::disk::Opened;
 use crate::events::DiskEvents;
 use crate::failure::Failure;
+use crate::image::info::quoted;
 use crate::options::DiskArgs;
 use crate::upgrade::{self, ImageOptions, Parts, Storage};
 use crate::values::{AllowBacking, word};
@@ -351,7 +352,7 @@ pub(crate) fn settled(qcow2: Option<&Qcow2Disk>) -> Result<(), String> {
 
 /// The options of a disk that depend on its image, for its next start.
 pub(super) fn options(args: &DiskArgs) -> String {
-    let path = args.blk_file.as_deref().unwrap_or(Path::new("")).display();
+    let path = quoted(args.blk_file.as_deref().unwrap_or(Path::new("")));
     let format = args.format.map_or("raw".to_owned(), word);
     let mut text = format!("--blk-file {path} --format {format}");
     if args.allow_backing != AllowBacking::Off {

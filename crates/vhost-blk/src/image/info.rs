@@ -9,6 +9,7 @@ use clap::Args;
 use qcow2::AllowBacking;
 use qcow2::inspect::{self, FileFacts, Inspection, Needs, Qcow2Facts, Refusal};
 use serde_json::{Value, json};
+use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
@@ -31,9 +32,16 @@ pub fn info(args: &InfoArgs) -> Result<(), Failure> {
     print(&if args.json { as_json(&args.path, &found) } else { as_text(&args.path, &found) })
 }
 
+/// A path as a word of a command line.
+pub(crate) fn quoted(path: &Path) -> String {
+    let text = path.display().to_string();
+    // A path has no zero byte.
+    shlex::try_quote(&text).map(Cow::into_owned).unwrap_or(text)
+}
+
 /// The options of `serve` for the image.
 pub(crate) fn options(path: &Path, needs: Needs) -> String {
-    let mut text = format!("--blk-file {}", path.display());
+    let mut text = format!("--blk-file {}", quoted(path));
     if needs.qcow2 {
         text.push_str(" --format qcow2");
     }
@@ -187,4 +195,16 @@ fn file_json(file: &FileFacts) -> Value {
         });
     }
     reply
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_with_a_space_is_one_word_of_the_options() {
+        let of = |path: &str| options(Path::new(path), Needs::default());
+        assert_eq!(of("/a b"), "--blk-file '/a b'");
+        assert_eq!(of("/a-b.img"), "--blk-file /a-b.img");
+    }
 }
