@@ -97,6 +97,8 @@ pub(crate) struct Limiter {
     /// Number of [`Member`]s.
     members: AtomicUsize,
     order: Mutex<Order>,
+    /// Held from the check of a change to its end; before `order`, for which threads with requests wait.
+    changes: Mutex<()>,
     /// Number of [`KernelUser`]s.
     kernel_users: AtomicUsize,
     #[cfg(test)]
@@ -153,6 +155,7 @@ impl Limiter {
             clocks: Box::default(),
             members: AtomicUsize::new(0),
             kernel_users: AtomicUsize::new(0),
+            changes: Mutex::new(()),
             #[cfg(test)]
             test_time: AtomicU64::new(0),
             order: Mutex::new(Order {
@@ -188,10 +191,11 @@ impl Limiter {
 
     /// Replaces the limits, and forgives the debt of the old ones.
     pub(crate) fn set(&self, limits: &Limits) {
+        let _changes = self.changes();
         self.set_in(&mut self.order(), limits);
     }
 
-    /// Changes the limits, and forgives the debt of the old ones. Returns whether they differ. The lock of `order`
+    /// Changes the limits, and forgives the debt of the old ones. Returns whether they differ. The lock `changes`
     /// makes changes of different parts by different disks hold together.
     ///
     /// # Errors
@@ -200,8 +204,7 @@ impl Limiter {
         self.change_with(change, || Ok(()))
     }
 
-    /// As [`Limiter::change`], with an act right before the change, which nothing refuses any more. `act` must not
-    /// change these limits.
+    /// As [`Limiter::change`], with an act between the check and the change. The act must not change these limits.
     ///
     /// # Errors
     /// As there, and those of the act: the old limits hold.
@@ -210,17 +213,18 @@ impl Limiter {
         change: LimitChange,
         act: impl FnOnce() -> Result<(), LimitError>,
     ) -> Result<bool, LimitError> {
-        let mut order = self.order();
-        let new = change.of(order.limits);
-        let changes = new != order.limits;
-        if let Some(group) = self.group.as_ref().filter(|_| changes && !new.is_set()) {
+        let _changes = self.changes();
+        let old = self.limits();
+        let new = change.of(old);
+        let differs = new != old;
+        if let Some(group) = self.group.as_ref().filter(|_| differs && !new.is_set()) {
             return Err(LimitError::Last(Arc::clone(group)));
         }
         act()?;
-        if changes {
-            self.set_in(&mut order, &new);
+        if differs {
+            self.set_in(&mut self.order(), &new);
         }
-        Ok(changes)
+        Ok(differs)
     }
 
     fn set_in(&self, order: &mut Order, limits: &Limits) {
@@ -306,6 +310,10 @@ impl Limiter {
         order.waiting = order.waiting.split_off(&place);
         order.waiting.remove(&place);
         is_first
+    }
+
+    fn changes(&self) -> MutexGuard<'_, ()> {
+        self.changes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn order(&self) -> MutexGuard<'_, Order> {

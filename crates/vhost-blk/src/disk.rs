@@ -25,7 +25,7 @@ const ENDED_PATIENCE: Duration = Duration::from_secs(30);
 const USER_LOOK: Duration = Duration::from_millis(500);
 
 /// The act of a failure to lock an image.
-pub const LOCK: &str = "lock the image";
+const LOCK: &str = "lock the image";
 
 /// The wait for an image that another program uses.
 #[derive(Clone, Copy, Debug)]
@@ -375,7 +375,13 @@ fn open_locked(
 
 fn file_failure(error: FileError) -> Failure {
     match error {
-        FileError::Lock(error) => Failure::told(LOCK, error),
+        FileError::Lock(error) => {
+            let in_use = match &error {
+                LockError::InUse { path, .. } => Some(path.clone()),
+                _ => None,
+            };
+            Failure { in_use, ..Failure::told(LOCK, error) }
+        }
         error => Failure::told("open the disk", error),
     }
 }

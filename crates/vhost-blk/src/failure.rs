@@ -4,6 +4,7 @@
 use serde_json::{Value, json};
 use std::fmt;
 use std::io::Write;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 /// The sort of an error, for an exit code or an error of the control protocol.
@@ -34,6 +35,8 @@ pub struct Failure {
     pub sort: Sort,
     /// The name of the error with which a daemon has answered; `None`: the failure is this program's own.
     pub error: Option<String>,
+    /// The image that another program, or another disk, has; `None`: another failure.
+    pub in_use: Option<PathBuf>,
 }
 
 impl Failure {
@@ -45,6 +48,7 @@ impl Failure {
             remedy: one_line(&remedy.to_string()),
             sort: Sort::Run,
             error: None,
+            in_use: None,
         }
     }
 

@@ -9,6 +9,9 @@ use std::time::{Duration, Instant};
 /// Longest wait for the bandwidth before the next look at it: a client may have changed it.
 pub(crate) const LOOK: Duration = Duration::from_millis(50);
 
+/// Least bytes that are copied at once.
+pub(crate) const PIECE_MIN: u64 = 64 << 10;
+
 /// The bandwidth of a copy, which a client can change while the copy runs.
 #[derive(Debug, Default)]
 pub struct Bandwidth(
@@ -38,6 +41,8 @@ impl Bandwidth {
 #[derive(Debug)]
 pub(crate) struct Pace {
     bandwidth: Arc<Bandwidth>,
+    /// The bandwidth when bytes were copied last.
+    copied_at: Option<NonZeroU64>,
     /// Bytes that were copied since `since`.
     bytes: u64,
     since: Instant,
@@ -46,14 +51,15 @@ pub(crate) struct Pace {
 impl Pace {
     /// A copy that begins now.
     pub(crate) fn new(bandwidth: Arc<Bandwidth>) -> Self {
-        Pace { bandwidth, bytes: 0, since: Instant::now() }
+        Pace { copied_at: bandwidth.get(), bandwidth, bytes: 0, since: Instant::now() }
     }
 
-    /// Time that the copied bytes take with the present bandwidth.
+    /// Time that the copied bytes take with the present bandwidth: after a change, at most that of one piece.
     fn time(&self) -> Duration {
-        let time =
-            |rate: NonZeroU64| Duration::from_secs_f64(self.bytes as f64 / rate.get() as f64);
-        self.bandwidth.get().map_or(Duration::ZERO, time)
+        let Some(rate) = self.bandwidth.get() else { return Duration::ZERO };
+        let has_changed = self.copied_at != Some(rate);
+        let most = if has_changed { PIECE_MIN.max(rate.get() / 10) } else { u64::MAX };
+        Duration::from_secs_f64(self.bytes.min(most) as f64 / rate.get() as f64)
     }
 
     /// The time until the next bytes are due.
@@ -67,6 +73,7 @@ impl Pace {
             (self.bytes, self.since) = (0, Instant::now());
         }
         self.bytes += bytes;
+        self.copied_at = self.bandwidth.get();
     }
 
     /// Bytes to copy at once: a tenth of a second of the bandwidth.
@@ -96,10 +103,13 @@ mod tests {
     fn a_new_bandwidth_holds_for_bytes_that_are_waited_for() {
         let bandwidth = Arc::new(Bandwidth::new(NonZeroU64::new(1000)));
         let mut pace = Pace::new(Arc::clone(&bandwidth));
-        pace.copied(1 << 20);
-        assert!(bandwidth.set(NonZeroU64::new(2000)) && !bandwidth.set(NonZeroU64::new(2000)));
-        let expected = Duration::from_secs(523)..Duration::from_secs(525);
-        assert!(expected.contains(&pace.wait()), "{:?}", pace.wait());
+        pace.copied(PIECE_MIN);
+        assert!(bandwidth.set(NonZeroU64::new(500)) && !bandwidth.set(NonZeroU64::new(500)));
+        assert!(pace.wait() > Duration::from_secs(100), "{:?}", pace.wait());
+        // A large piece of before does not hold the copy up for longer than a small one.
+        pace.copied(1 << 30);
+        assert!(bandwidth.set(NonZeroU64::new(1000)));
+        assert!(pace.wait() < Duration::from_secs(66), "{:?}", pace.wait());
         assert!(bandwidth.set(None));
         assert_eq!((pace.wait(), bandwidth.get()), (Duration::ZERO, None));
     }

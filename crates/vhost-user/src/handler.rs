@@ -271,8 +271,8 @@ impl VhostUserBackendReqHandlerMut for Session<'_> {
 
     fn set_inflight_fd(&mut self, inflight: &VhostUserInflight, file: File) -> Result<()> {
         let VhostUserInflight { mmap_size, mmap_offset, num_queues, queue_size } = *inflight;
-        // An earlier daemon may have had more queues than this device, and no daemon has more than these. The number
-        // bounds the mapping.
+        // An earlier daemon may have had more queues than this device, but at most QUEUES_MAX. The number bounds the
+        // mapping.
         if num_queues > QUEUES_MAX {
             return refused(format!("an in-flight region for more than {QUEUES_MAX} queues"));
         }

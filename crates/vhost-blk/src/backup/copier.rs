@@ -167,11 +167,9 @@ impl Copier {
 
     fn copy_all(&mut self) -> Result<(), CopyError> {
         while let Some(own) = self.next_own()? {
-            let look = Instant::now() + self.pace.wait().min(pace::LOOK);
-            match (self.clusters().turn(look), own) {
+            match (self.turn(), own) {
                 (Turn::Ended, _) => return Err(CopyError::Cancelled),
                 (Turn::Wanted(number), _) => self.copy(number..number + 1)?,
-                (Turn::Own, _) if !self.pace.wait().is_zero() => {}
                 (Turn::Own, Own::Data(run)) => {
                     let bytes = self.clusters().bytes_of(run.clone());
                     self.copy(run)?;
@@ -181,6 +179,17 @@ impl Copier {
             }
         }
         Ok(())
+    }
+
+    /// Waits for the next task. The bandwidth may change meanwhile.
+    fn turn(&self) -> Turn {
+        loop {
+            let wait = self.pace.wait();
+            match self.clusters().turn(Instant::now() + wait.min(pace::LOOK)) {
+                Turn::Own if wait > pace::LOOK => {}
+                turn => return turn,
+            }
+        }
     }
 
     /// Clusters of one read: at most a tenth of a second of the bandwidth.

@@ -279,7 +279,7 @@ impl Order {
     }
 
     fn cancelled(&self) -> Failure {
-        let why = "cancelled: by a client, because its client has gone, or because the disk is about to go";
+        let why = "cancelled by a client, or its client or its disk has gone";
         Failure::run(self.what(), why, "repeat it when the disk is served")
     }
 

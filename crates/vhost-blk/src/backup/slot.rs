@@ -150,8 +150,9 @@ impl Taken {
         }
     }
 
-    /// Ends a backup, and tells the end of one that has begun: a client that hears it can begin the next one.
-    pub(super) fn end(self, events: &DiskEvents, outcome: Result<(), (String, bool)>) {
+    /// Ends a backup, and tells the end of one that has begun: a client that hears it can begin the next one, also
+    /// before the drop.
+    pub(super) fn end(&self, events: &DiskEvents, outcome: Result<(), (String, bool)>) {
         let mut running = self.slot.lock();
         if let Some(Running { target, has_begun: true, is_complete, .. }) = running.take() {
             is_complete.store(outcome.is_ok(), Ordering::Release); // wait_for_end
@@ -173,7 +174,71 @@ impl Parts {
 
 impl Drop for Taken {
     fn drop(&mut self) {
-        *self.slot.lock() = None;
+        let mut running = self.slot.lock();
+        // The next backup may have the slot already: its client has seen the end of this one.
+        if running.as_ref().is_some_and(|it| Arc::ptr_eq(&it.clusters, &self.clusters)) {
+            *running = None;
+        }
+        drop(running);
         self.slot.ended.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backup::{Destination, Extent};
+    use crate::events::Events;
+    use crate::values::{Format, Reflink};
+
+    fn taken(slot: &Arc<Slot>) -> Option<Taken> {
+        let order = Order {
+            disk: "a".to_owned(),
+            target: Destination::File { path: "b".into(), format: Format::Raw },
+            extent: Extent::Full(None),
+            bandwidth: Arc::default(),
+            verify: false,
+            reflink: Reflink::Never,
+        };
+        slot.take(Clusters::new(1 << 20).unwrap(), &order)
+    }
+
+    fn told() -> DiskEvents {
+        DiskEvents::new(Arc::new(Events::default()), "a")
+    }
+
+    #[test]
+    fn the_drop_of_an_ended_backup_leaves_the_next_one() {
+        let slot = Arc::new(Slot::default());
+        // As the thread of the first one, whose client has seen its end and begins the next one.
+        let events = told();
+        let first = taken(&slot).unwrap();
+        first.begin(&events);
+        first.end(&events, Ok(()));
+        let next = taken(&slot).unwrap();
+        drop(first);
+        assert!(slot.is_taken() && taken(&slot).is_none());
+        drop(next);
+        assert!(!slot.is_taken());
+    }
+
+    #[test]
+    fn a_cancel_waits_for_the_end_and_learns_of_a_complete_copy() {
+        let slot = Arc::new(Slot::default());
+        assert!(slot.cancel().is_none());
+        for outcome in [Ok(()), Err(("full".to_owned(), false))] {
+            let (events, backup) = (told(), taken(&slot).unwrap());
+            backup.begin(&events);
+            let cancelled = slot.cancel().unwrap();
+            assert_eq!(slot.wait_for_end(&cancelled, Duration::from_millis(1)), None);
+            let is_complete = outcome.is_ok();
+            backup.end(&events, outcome);
+            assert_eq!(slot.wait_for_end(&cancelled, Duration::ZERO), Some(is_complete));
+        }
+        // Before its moment.
+        let backup = taken(&slot).unwrap();
+        let cancelled = slot.cancel().unwrap();
+        drop(backup);
+        assert_eq!(slot.wait_for_end(&cancelled, Duration::ZERO), Some(false));
     }
 }

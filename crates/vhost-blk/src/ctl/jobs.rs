@@ -10,7 +10,7 @@ use serde_json::json;
 /// Arguments of `vhost-blk ctl jobs`.
 #[derive(Args, Clone, Debug)]
 pub struct JobsArgs {
-    /// The disk; all disks are shown if it is left out
+    /// The disk. Without it, all jobs are shown; a change needs it if the daemon has several disks
     #[arg(value_parser = values::disk_name)]
     pub name: Option<String>,
     /// Copy at most so many bytes per second from now on, with K, M, G or T (powers of 1024); off: no limit

@@ -46,7 +46,7 @@ pub(super) fn done(reply: &Value) -> String {
 /// The end of the text about a change that was saved.
 pub(super) fn saved_in(reply: &Value) -> String {
     let file = reply["config"].as_str();
-    file.map_or_else(String::new, |file| format!("; the next start reads it from {file}"))
+    file.map_or_else(String::new, |file| format!("; saved in {file}"))
 }
 
 /// The reply to an incremental backup.

@@ -9,12 +9,12 @@ use super::{Disks, Entry, Slot};
 use crate::backup;
 use crate::events::{Change, DiskEvents, Work};
 use crate::failure::Failure;
-use crate::pace::Bandwidth;
+use crate::pace::{Bandwidth, LOOK};
 use crate::stop::Stop;
 use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 /// The refusal of an act that a merge excludes.
 const MERGING: &str = "its image is being merged; wait for the end of that, or cancel it (vhost-blk ctl commit --cancel)";
@@ -27,9 +27,6 @@ const IN_SNAPSHOT: &str =
 
 /// The refusal of the same work.
 const IN_PROGRESS: &str = "it is in progress; wait for it, or cancel it with --cancel";
-
-/// Interval of the look at the client of a cancel.
-const LOOK: Duration = Duration::from_millis(50);
 
 /// The kinds of work.
 #[derive(Clone, Debug)]
@@ -325,11 +322,16 @@ fn cancel_backup(
     loop {
         match slot.wait_for_end(cancelled, LOOK) {
             Some(false) => return Ok(()),
-            Some(true) => return refused("it was complete before", "remove the copy"),
+            Some(true) => {
+                let remedy =
+                    "keep the copy if the backup has a bitmap: the next one goes on from it";
+                return refused("it was complete before", remedy);
+            }
             None if go_on() => {}
             None => {
-                let remedy = "check it; the backup ends as soon as it answers";
-                return refused("the storage of the disk or of the copy does not answer", remedy);
+                let remedy =
+                    "see vhost-blk ctl jobs: the backup ends as soon as its storage answers";
+                return refused("the client has not waited for the end", remedy);
             }
         }
     }

@@ -1,17 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //! An image or a socket that another disk of this daemon has: the daemon itself is no program to stop.
 
-use super::exchange::Image;
 use super::{Disks, Entry, Origin, Slot, State};
 use crate::disk::{self, LockWait};
 use crate::failure::Failure;
 use crate::options::DiskArgs;
 use crate::socket::Source;
-use crate::values::{Format, LockMode};
+use crate::values::LockMode;
 use backend::file::identity_of;
-use qcow2::inspect;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// Returns whether two disks cannot have the same image: a writer has it alone.
 pub(super) fn exclude_each_other(one: &DiskArgs, other: &DiskArgs) -> bool {
@@ -61,25 +59,19 @@ impl Disks {
             disk::From::Descriptor(place) => Some(place.clone()),
             _ => args.blk_file.clone(),
         };
-        let other = || self.user_of_image(args, place.as_deref()?);
+        let other = place.as_deref().and_then(|place| self.user_of_image(args, place));
         // A reload may bring an image from one disk to another.
-        let wait = match (origin, other()) {
+        let wait = match (origin, other) {
             (Origin::Command, Some(Other { is_ending: false, .. })) => LockWait::No,
             _ => wait,
         };
-        let opened = disk::open(args, from, wait);
-        opened.map_err(|failure| {
-            if failure.what != disk::LOCK {
-                return failure;
-            }
-            let path = args.blk_file.as_deref().unwrap_or(Path::new(""));
-            if let Some(other) = other() {
-                return other.failure(format!("use the image {}", path.display()), "image");
-            }
-            match self.writer_of_backing(args, path) {
-                Some((other, file)) => {
-                    other.failure(format!("use the backing file {}", file.display()), "image")
-                }
+        disk::open(args, from, wait).map_err(|failure| {
+            let Some(file) = failure.in_use.as_deref() else { return failure };
+            // The daemon may not see the path of a passed image.
+            let is_image = args.blk_file.as_deref() == Some(file);
+            let place = place.as_deref().filter(|_| is_image).unwrap_or(file);
+            match self.user_of_image(args, place) {
+                Some(other) => other.failure(format!("use the image {}", file.display()), "image"),
                 None => failure,
             }
         })
@@ -107,22 +99,6 @@ impl Disks {
             let mut files = top.chain(backing.flat_map(|qcow2| qcow2.files()));
             files.any(|file| identity_of(file.found()) == image)
                 && exclude_each_other(args, &entry.args)
-        })
-    }
-
-    /// A disk that writes to a backing file of the image at `path`, and that file. The policy has allowed the chain:
-    /// one of its locks was refused.
-    fn writer_of_backing(&self, args: &DiskArgs, path: &Path) -> Option<(Other, PathBuf)> {
-        let is_qcow2 = args.format == Some(Format::Qcow2);
-        let found = is_qcow2.then(|| inspect::inspect_as(path, Some(true)).ok()).flatten()?;
-        let backing = found.files.into_iter().skip(1).map(|file| file.path);
-        backing.into_iter().find_map(|file| {
-            let wanted = identity_of(&fs::metadata(&file).ok()?);
-            let other = self.lock().other(|entry| {
-                let has_it = |image: &Image| identity_of(image.top.found()) == wanted;
-                !entry.args.read_only.is_on() && entry.image.as_ref().is_some_and(has_it)
-            });
-            other.map(|other| (other, file))
         })
     }
 }

@@ -3,6 +3,7 @@
 //! machine.
 
 use super::{Finding, Outcome};
+use crate::image::info::quoted;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -25,7 +26,7 @@ pub(super) fn name(path: &Path, dev: &Path, mapped: Option<&str>) -> Finding {
     };
     let message = format!("{shown} can become another device when the machine restarts");
     Finding::new("device_name", Outcome::Warn, message)
-        .remedy(format!("give --blk-file {}", link.display()))
+        .remedy(format!("give --blk-file {}", quoted(&link)))
 }
 
 /// The path and the links that it leads to, without links in their directories.

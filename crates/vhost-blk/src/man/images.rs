@@ -40,6 +40,10 @@ pub(super) const BACKUP: Page = Page {
             "Copy a running disk into the export of an NBD server on this host:",
             "vhost-blk ctl --control-path vhost-blk.ctl backup data --to nbd:unix:/run/backup.sock",
         ),
+        (
+            "Cancel a backup that another client waits for:",
+            "vhost-blk ctl --control-path vhost-blk.ctl backup data --cancel",
+        ),
     ],
     see_also: &[
         ("vhost-blk-ctl", "1"),

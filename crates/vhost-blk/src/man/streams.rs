@@ -34,6 +34,11 @@ pub(super) const JOBS: Page = Page {
             "Show those of one disk, for a program:",
             "vhost-blk ctl --control-path vhost-blk.ctl --json jobs data",
         ),
+        (
+            "Slow the copy of one disk down:",
+            "vhost-blk ctl --control-path vhost-blk.ctl jobs data --bandwidth 20M",
+        ),
+        ("Cancel it:", "vhost-blk ctl --control-path vhost-blk.ctl jobs data --cancel"),
     ],
     see_also: &[
         ("vhost-blk-ctl", "1"),

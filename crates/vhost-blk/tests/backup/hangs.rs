@@ -111,6 +111,41 @@ fn a_server_that_says_nothing_holds_no_other_disk_and_no_removal() {
     assert!(!has_image(&rig));
 }
 
+/// Expects that another client cancels the backup of the disk `a`, whose target hangs.
+#[track_caller]
+fn cancel(rig: &Rig, mut client: Child) {
+    assert_eq!(rig.json("--timeout 20 backup a --cancel"), json!({"changed": true}));
+    assert_eq!(client.wait().unwrap().code(), Some(1));
+    assert_eq!(rig.json("backup a --cancel"), json!({"changed": false}));
+    // The disk is free for other work.
+    rig.ok("--timeout 20 snapshot a --to over-a");
+    rig.ok("--timeout 20 commit a");
+    std::fs::remove_file(rig.path("over-a")).unwrap();
+}
+
+#[test]
+fn another_client_cancels_a_backup_whose_target_hangs() {
+    let rig = with_two_disks();
+    let listener = UnixListener::bind(rig.path("silent")).unwrap();
+    let client = begun(&rig, "nbd:unix:silent", "S");
+    let connection = listener.accept().unwrap();
+    cancel(&rig, client);
+    // The thread, which waits for the server, is left alone.
+    drop(connection);
+    rig.place.wait_until("the end of the thread", || target_threads(&rig) == 0);
+    if may_not_mount() {
+        return;
+    }
+    let mount = Mount::ext4(rig.place.dir.path(), 64);
+    let to = mount.path("copy").display().to_string();
+    let frozen = Frozen::of(&mount);
+    let client = begun(&rig, &to, "D");
+    cancel(&rig, client);
+    drop(frozen);
+    rig.place.wait_until("the end of the thread", || target_threads(&rig) == 0);
+    assert!(!mount.path("copy").exists());
+}
+
 /// The writes of the guest wait for the copy.
 #[test]
 fn a_target_that_hangs_fails_the_backup_and_holds_the_writes_of_the_guest_for_a_bounded_time() {

@@ -60,8 +60,7 @@ fn a_saved_disk_is_of_the_directory_and_is_served_again_after_a_restart() {
     // A change of a disk of a command makes it one of the directory.
     rig.add("third", "");
     let file = rig.path("conf/third.toml").display().to_string();
-    let told =
-        format!("done; limits: 3 requests/s, burst 100 ms; the next start reads it from {file}\n");
+    let told = format!("done; limits: 3 requests/s, burst 100 ms; saved in {file}\n");
     assert_eq!(rig.ok("limit third --iops 3 --save"), told);
     let told = rig.json("set-cache third writethrough --save");
     assert_eq!(told, json!({"changed": true, "config": file}));

@@ -128,7 +128,7 @@ fn a_device_that_cannot_have_the_disk_is_refused_and_keeps_its_content() {
         (of(&enough, ""), "in use by"),
         (of(&mounted, ""), "mounted, or claimed"),
         (of(&large, ""), "512 bytes in a block, and the new storage 4096"),
-        (of(&small, "--format qcow2"), "drop --target-format"),
+        (of(&small, "--format qcow2"), "drop --format"),
     ] {
         assert!(line.contains(reason), "{reason}: {line}");
         assert!(mirror(&rig).is_null());

@@ -24,7 +24,7 @@ use super::Disks;
 use super::replacing::{DRAIN_MAX, wait_and};
 use super::turn::{NoReload, TURN_MAX};
 use crate::disk::Opened;
-use crate::pace::Pace;
+use crate::pace::{PIECE_MIN, Pace};
 use backend::Disk;
 use backend::wrap::{Brake, Written};
 use bound::Bound;
@@ -39,8 +39,6 @@ use vhost_user::{Control, Replacement};
 pub(super) const CHUNK: u64 = 1 << 20;
 /// Bytes that are copied between two syncs, which bound the data that a sync waits for.
 const SYNC_BYTES: u64 = 16 << 20;
-/// Smallest piece of a copy with a bandwidth.
-const PIECE_MIN: u64 = 64 << 10;
 /// Time in which the rest can be copied while the disk takes no request.
 const REST_TIME: Duration = Duration::from_millis(30);
 /// Bounds of the rest in bytes.

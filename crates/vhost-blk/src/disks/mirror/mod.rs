@@ -36,7 +36,7 @@ use super::exchange::Source;
 use super::job::{Job, Kind, Owner};
 use crate::backup::ImageReader;
 use crate::failure::Failure;
-use crate::pace::{Bandwidth, Pace};
+use crate::pace::{Bandwidth, LOOK, Pace};
 use crate::values::Format;
 use backend::wrap::Growth;
 use copier::Copier;
@@ -51,8 +51,6 @@ use target::{Model, New};
 use worker::Worker;
 
 const WHAT: &str = "mirror the disk";
-/// Interval of the look at a client.
-const LOOK: Duration = Duration::from_millis(50);
 
 /// The options of a mirror.
 #[derive(Debug)]
