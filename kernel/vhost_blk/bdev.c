@@ -11,6 +11,11 @@ static void vhost_blk_end_bio(struct bio *bio)
 	struct vhost_blk_req *req = container_of(bio, struct vhost_blk_req, bio);
 	int error = blk_status_to_errno(bio->bi_status);
 
+	/*
+	 * vhost_blk_poll_bdev() skips it from now on: its poll queue may go, and bio_poll() does not
+	 * check that for a cookie.
+	 */
+	WRITE_ONCE(bio->bi_cookie, BLK_QC_T_NONE);
 	bio_uninit(bio);
 	/*
 	 * No tag, a bio to split, or a lost poll queue: see vhost_blk_submit_bdev(). The bio's own

@@ -3,7 +3,9 @@
  * /dev/vhost-blk: open, close, the ioctls of include/uapi/vhost_blk.h. All others are the vhost
  * core's: see core.c.
  */
+#include <linux/anon_inodes.h>
 #include <linux/compat.h>
+#include <linux/file.h>
 #include <linux/miscdevice.h>
 #include <linux/module.h>
 
@@ -79,6 +81,8 @@ static int vhost_blk_set_num_queues(struct vhost_blk *blk, void __user *argp, si
 	return err;
 }
 
+static const struct file_operations vhost_blk_end_fops;
+
 static int vhost_blk_open(struct inode *inode, struct file *file)
 {
 	struct vhost_blk *blk;
@@ -86,6 +90,13 @@ static int vhost_blk_open(struct inode *inode, struct file *file)
 	blk = kvzalloc(sizeof(*blk), GFP_KERNEL_ACCOUNT);
 	if (!blk)
 		return -ENOMEM;
+	blk->end_file = anon_inode_getfile("[vhost-blk]", &vhost_blk_end_fops, blk, O_RDWR);
+	if (IS_ERR(blk->end_file)) {
+		int err = PTR_ERR(blk->end_file);
+
+		kvfree(blk);
+		return err;
+	}
 	mutex_init(&blk->make_mutex);
 	mutex_init(&blk->backend_mutex);
 	spin_lock_init(&blk->serial_lock);
@@ -135,7 +146,7 @@ static void vhost_blk_close_work(struct work_struct *work)
  * Waits for the storage. A kernel thread must not: one thread closes the last descriptors of the
  * whole host that were in messages between sockets, or in memory maps (delayed_fput_work).
  */
-static int vhost_blk_close(struct inode *inode, struct file *file)
+static int vhost_blk_end(struct inode *inode, struct file *file)
 {
 	struct vhost_blk *blk = file->private_data;
 
@@ -146,6 +157,24 @@ static int vhost_blk_close(struct inode *inode, struct file *file)
 	} else {
 		vhost_blk_unmake(blk);
 	}
+	return 0;
+}
+
+static const struct file_operations vhost_blk_end_fops = {
+	.owner		= THIS_MODULE,
+	.release	= vhost_blk_end,
+};
+
+/*
+ * A task that exits closes all its files before it waits here: the release of a further file comes
+ * after those that are queued in the task. The storage, or the guest's memory, may need the end of
+ * one of them: a file of a FUSE server in this task, or a userfaultfd.
+ */
+static int vhost_blk_close(struct inode *inode, struct file *file)
+{
+	struct vhost_blk *blk = file->private_data;
+
+	fput(blk->end_file);
 	return 0;
 }
 

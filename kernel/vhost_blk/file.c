@@ -3,7 +3,7 @@
  * Stage 3 for regular files: one kiocb a request. First with IOCB_NOWAIT on the queue's worker; I/O
  * that would block goes to the workqueue. A file in memory does not know IOCB_NOWAIT, but its I/O is
  * a copy, which takes less time than the way through the workqueue: the worker does it, and waits for
- * a page that was swapped out.
+ * a page that was swapped out. The workqueue gets what this copy cannot do.
  */
 #include <linux/cred.h>
 #include <linux/fsnotify.h>
@@ -95,11 +95,14 @@ static bool vhost_blk_waits(const struct vhost_blk_req *req)
 {
 	const struct vhost_blk_backend *be = req->be;
 
-	if (be->in_memory)
-		return false;
 	if (!be->nowait)
 		return true;
-	if (req->type != VIRTIO_BLK_T_OUT || !iocb_is_dsync(&req->iocb))
+	if (req->type != VIRTIO_BLK_T_OUT)
+		return false;
+	/* A worker of the kernel's is not frozen for a hibernation, and the workqueue is. */
+	if (current->flags & PF_KTHREAD)
+		return true;
+	if (!iocb_is_dsync(&req->iocb))
 		return false;
 	return !be->direct || IS_DAX(file_inode(be->file));
 }
@@ -119,6 +122,31 @@ static ssize_t vhost_blk_begin_rw(struct vhost_blk_req *req, struct iov_iter *it
 }
 
 /**
+ * vhost_blk_copy_file - do an IN or OUT of a file in memory by the guest's own addresses
+ * @req: the request
+ * @data: its buffers; the caller runs in the owner's memory
+ *
+ * The I/O is one copy, so that its pages need no pins.
+ *
+ * Return: true if it is done. Otherwise the caller maps the pages and starts the request: that finds
+ * the reason. A part may be copied.
+ */
+bool vhost_blk_copy_file(struct vhost_blk_req *req, const struct iov_iter *data)
+{
+	struct iov_iter iter = *data;
+	ssize_t result;
+
+	vhost_blk_init_iocb(req);
+	if (req->type != VIRTIO_BLK_T_OUT)
+		return vhost_blk_begin_rw(req, &iter) == req->bytes;
+	if (!vhost_blk_try_start_write(req))
+		return false;
+	result = vhost_blk_begin_rw(req, &iter);
+	kiocb_end_write(&req->iocb);
+	return result == req->bytes;
+}
+
+/**
  * vhost_blk_submit_file - start an IN or OUT
  * @req: the request, its pages mapped
  */
@@ -134,8 +162,7 @@ void vhost_blk_submit_file(struct vhost_blk_req *req)
 		return;
 	}
 	vhost_blk_init_iter(req, &iter);
-	if (!req->be->in_memory)
-		req->iocb.ki_flags |= IOCB_NOWAIT;
+	req->iocb.ki_flags |= IOCB_NOWAIT;
 	req->iocb.ki_complete = vhost_blk_file_complete;
 	result = vhost_blk_begin_rw(req, &iter);
 	if (result != -EIOCBQUEUED)

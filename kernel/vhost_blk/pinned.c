@@ -51,8 +51,13 @@ static void vhost_blk_free_pinned(struct vhost_blk_pinned *pinned)
 
 	for (i = 0; i < pinned->nr; i++) {
 		struct vhost_blk_pinned_region *region = pinned->regions + i;
+		unsigned long at, pages;
 
-		unpin_user_pages_dirty_lock(region->pages, region->done, region->writable);
+		for (at = 0; at < region->done; at += pages) {
+			pages = min_t(unsigned long, region->done - at, VHOST_BLK_PIN_CHUNK);
+			unpin_user_pages_dirty_lock(region->pages + at, pages, region->writable);
+			cond_resched();
+		}
 		vfree(region->pages);
 	}
 	account_locked_vm(pinned->mm, pinned->charged, false);

@@ -179,7 +179,7 @@ static int vhost_blk_parse_ranges(struct vhost_blk_req *req, struct iov_iter *da
 {
 	size_t bytes = iov_iter_count(data);
 	struct virtio_blk_discard_write_zeroes wire;
-	unsigned int i, n = bytes / sizeof(wire);
+	size_t i, n = bytes / sizeof(wire);
 	int err;
 
 	if (!n || bytes % sizeof(wire) || n > VHOST_BLK_RANGES_MAX)

@@ -65,6 +65,7 @@ void vhost_blk_submit_flush(struct vhost_blk_req *req);
 void vhost_blk_poll_bdev(struct vhost_blk_queue *q);
 
 /* file.c */
+bool vhost_blk_copy_file(struct vhost_blk_req *req, const struct iov_iter *data);
 void vhost_blk_submit_file(struct vhost_blk_req *req);
 int vhost_blk_file_rw(struct vhost_blk_req *req);
 int vhost_blk_flush_file(struct vhost_blk_backend *be);

@@ -16,12 +16,11 @@ static bool vhost_blk_charge(struct vhost_blk_req *req, atomic64_t *inflight, u6
 	u64 total = atomic64_add_return(bytes, inflight);
 
 	if (unlikely(total > READ_ONCE(vhost_blk_inflight_max) && total != bytes)) {
-		WRITE_ONCE(req->q->starved, true);
 		/*
-		 * A reader of starving sees starved; pairs with smp_store_mb() in
+		 * One that clears starving after this sees starved; pairs with smp_store_mb() in
 		 * vhost_blk_uncharge().
 		 */
-		smp_wmb();
+		smp_store_mb(req->q->starved, true);
 		/* Before the subtraction; pairs with the subtraction in vhost_blk_uncharge(). */
 		smp_store_mb(blk->starving, true);
 		if (atomic64_sub_return(bytes, inflight))
@@ -91,6 +90,13 @@ static int vhost_blk_submit_rw(struct vhost_blk_req *req, struct iov_iter *data)
 	if (unlikely(!req->bytes)) {
 		vhost_blk_end_io(req, 0);
 		return 0;
+	}
+	if (req->be->in_memory && req->bytes <= VHOST_BLK_PIECE_BYTES) {
+		vhost_blk_time_submit(req);
+		if (vhost_blk_copy_file(req, data)) {
+			vhost_blk_end_io(req, 0);
+			return 0;
+		}
 	}
 	suits = vhost_blk_suits_device(req, data, &pages);
 	/* A large request has one piece in flight. */

@@ -153,7 +153,8 @@ struct vhost_blk_queue;
  * @failure: failures since the owner last fetched them
  * @failure_event: signalled by the first failure, or NULL
  * @failure_lock: protects both, and changes of @halted
- * @close_work: the last close, if a kernel thread does it
+ * @end_file: its release ends the device, after the last close: see vhost_blk_close()
+ * @close_work: the end of the device, if a kernel thread closes that file
  */
 struct vhost_blk {
 	struct mutex make_mutex;
@@ -178,6 +179,7 @@ struct vhost_blk {
 	struct vhost_blk_failure failure;
 	struct eventfd_ctx *failure_event;
 	spinlock_t failure_lock;
+	struct file *end_file;
 	struct work_struct close_work;
 };
 

@@ -55,6 +55,9 @@ enum Command {
     /// Own a device and load it until killed (other cases use this)
     #[command(hide = true)]
     Own(Env),
+    /// Own a device whose guest memory never comes until killed (other cases use this)
+    #[command(hide = true)]
+    OwnFaulting(Env),
     /// Use memory and check its content (other cases use this)
     #[command(hide = true)]
     Eat {
@@ -97,6 +100,7 @@ fn main() -> ExitCode {
             ("guest-icount".to_owned(), guest::measure::icount::run(&args))
         }
         Command::Own(env) => ("own".to_owned(), host::owner::own(&env)),
+        Command::OwnFaulting(env) => ("own-faulting".to_owned(), host::owner::own_faulting(&env)),
         Command::Eat { mib } => ("eat".to_owned(), guest::swap::eat(mib)),
     };
     exit_code(&name, outcome)

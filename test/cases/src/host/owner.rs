@@ -4,16 +4,18 @@
 
 use crate::case::cases;
 use crate::host::env::{Env, Plane};
-use crate::host::fixture::{Disk, NullBlkOptions, null_blk};
+use crate::host::fixture::{Disk, NullBlkOptions, Userfault, null_blk, wait_until};
 use crate::host::integrity::Setup;
 use crate::host::load::{stamp, under_load};
 use crate::host::module;
 use crate::host::target::{self, Target, check_serves, need_module};
 use anyhow::{Context, Result, ensure};
+use driver::kernel::KernelOptions;
+use driver::{Device, Options, Placed, Segment};
 use kit::rng::Rng;
 use kit::set::Set::{Full, Gating};
 use std::io::{BufRead, BufReader, Read, Write};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 cases! { Host;
@@ -23,6 +25,9 @@ cases! { Host;
     "owner-sigkill-50", Full,
         "the same fifty times",
         |env| kill_owners(env, 50);
+    "owner-fault", Gating,
+        "the owner is killed while a transfer waits for a page that its own userfaultfd holds back: its exit ends",
+        kill_faulting;
 }
 
 /// Line that the owner prints when its load runs.
@@ -47,6 +52,62 @@ pub(crate) fn own(env: &Env) -> Result<()> {
     Ok(())
 }
 
+/// A transfer that a workqueue moves: no signal ends its wait for a page.
+const LARGE_BYTES: u64 = 48 << 20;
+/// Address of the memory whose pages never come.
+const HELD_GPA: u64 = 1 << 30;
+
+/// Owns a device that reads into memory whose pages wait for a userfaultfd of this process; the case kills it.
+pub(crate) fn own_faulting(env: &Env) -> Result<()> {
+    // An exit ends the file with the lowest descriptor last.
+    let faults = Userfault::new()?;
+    let disk = Disk::given(env)?.context("own-faulting needs --disk")?;
+    let regions = vec![(0, 16 << 20), (HELD_GPA, LARGE_BYTES)];
+    let options = Options { regions, ..target::options() };
+    let mut device = Device::open_kernel(disk.open()?, &options, &KernelOptions::default())?;
+    let memory = device.memory().clone();
+    faults.hold(&memory.regions()[1])?;
+    let header = memory.alloc(16, 16);
+    memory.write(header, &[0; 16]);
+    let data = Segment::writable(HELD_GPA, LARGE_BYTES as u32);
+    let status = Segment::writable(memory.alloc(1, 1), 1);
+    let segments = vec![Segment::readable(header, 16), data, status];
+    device.queue(0).add_placed(Placed { segments }, true)?;
+    device.queue(0).queue().publish();
+    device.queue(0).queue().kick();
+    faults.wait()?;
+    println!("{RUNNING}");
+    std::io::stdout().flush()?;
+    loop {
+        std::thread::park();
+    }
+}
+
+fn kill_faulting(env: &Env) -> Result<()> {
+    need_module()?;
+    let (disk, _) = null_blk(NullBlkOptions { mib: 64, ..NullBlkOptions::USUAL })?;
+    let refs = module::references()?;
+    let mut owner = start("own-faulting", &disk, env.seed())?;
+    owner.kill()?;
+    wait_until("the exit of the owner", || Ok(owner.try_wait()?))?;
+    module::wait_for_references(refs)?;
+    check_serves(env, &disk)
+}
+
+/// Starts a process that owns a device, and waits until its load runs.
+fn start(command: &str, disk: &Disk, seed: u64) -> Result<Child> {
+    let mut owner = Command::new(std::env::current_exe()?)
+        .args([command, "--disk"])
+        .arg(&disk.path)
+        .args(["--seed", &seed.to_string()])
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let mut lines = BufReader::new(owner.stdout.take().context("its output")?).lines();
+    let runs = lines.any(|line| line.is_ok_and(|line| line == RUNNING));
+    ensure!(runs, "the owner ended before its load ran");
+    Ok(owner)
+}
+
 /// Starts and kills `kills` owners.
 pub(crate) fn kill_owners(env: &Env, kills: u64) -> Result<()> {
     need_module()?;
@@ -68,24 +129,10 @@ pub(crate) fn kill_owners(env: &Env, kills: u64) -> Result<()> {
 }
 
 fn one(env: &Env, disk: &Disk, rng: &mut Rng) -> Result<()> {
-    let mut owner = Command::new(std::env::current_exe()?)
-        .args(["own", "--disk"])
-        .arg(&disk.path)
-        .args(["--seed", &(env.seed() + rng.below(1000)).to_string()])
-        .stdout(Stdio::piped())
-        .spawn()?;
-    let lines = BufReader::new(owner.stdout.take().context("its output")?).lines();
-    let mut running = false;
-    for line in lines {
-        running = line? == RUNNING;
-        if running {
-            break;
-        }
-    }
+    let mut owner = start("own", disk, env.seed() + rng.below(1000))?;
     std::thread::sleep(Duration::from_micros(rng.below(50_000)));
     owner.kill()?;
     owner.wait()?;
-    ensure!(running, "the owner ended before its load ran");
     Ok(())
 }
 

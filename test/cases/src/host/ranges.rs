@@ -11,13 +11,13 @@ use crate::host::target::{options, serve, serve_with};
 use crate::host::visibility::counters;
 use anyhow::{Context, Result, ensure};
 use driver::kernel::{KernelOptions, abi};
-use driver::{Device, Request};
+use driver::{Device, Options, Placed, Request, Segment};
 use kit::set::Set::{Gating, Plain};
 use kit::stat::Stat;
 use kit::system::run;
 use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
-use virtio_spec::blk::{RangeSegment, S_IOERR, S_OK, WRITE_ZEROES_F_UNMAP};
+use virtio_spec::blk::{RangeSegment, S_IOERR, S_OK, T_WRITE_ZEROES, WRITE_ZEROES_F_UNMAP};
 
 cases! { Host;
     "discard-read-only", Plain,
@@ -35,6 +35,9 @@ cases! { Host;
     "write-zeroes-sum", Gating,
         "a WRITE_ZEROES whose ranges are larger than the limit together is refused",
         |env| sum_is_limited(&env.on(Plane::Direct));
+    "write-zeroes-many", Gating,
+        "a WRITE_ZEROES of 2^32 + 1 ranges is refused",
+        |env| many(&env.on(Plane::Direct));
     "write-zeroes-no-unmap", Plain,
         "a WRITE_ZEROES that may unmap keeps the space of an image whose owner forbids unmapping",
         no_unmap;
@@ -145,6 +148,31 @@ pub(crate) fn sum_is_limited(env: &Env) -> Result<()> {
         let status = device.queue(0).execute(request, &layout)?.status;
         ensure!(status == Some(*expected), "request {n} ended with {status:?}");
     }
+    Ok(())
+}
+
+/// Bytes of a segment that is named again and again, and its number: together 2^32 ranges.
+const SEGMENT: (u32, usize) = (128 << 20, 512);
+
+fn many(env: &Env) -> Result<()> {
+    let disk = usual()?;
+    let regions = vec![(0, 2 * u64::from(SEGMENT.0))];
+    let options = Options { regions, ..options() };
+    let mut device = serve_with(env, &disk, &options, &KernelOptions::default())?.device;
+    let memory = device.memory().clone();
+    let (header, range) = (memory.alloc(16, 16), memory.alloc(16, 16));
+    memory.write(header, &[&T_WRITE_ZEROES.to_le_bytes()[..], &[0; 12]].concat());
+    // Eight sectors from the first one on.
+    memory.write(range, &[&[0; 8][..], &8_u32.to_le_bytes(), &[0; 4]].concat());
+    let (rest, status) = (memory.alloc(SEGMENT.0 as usize, 4096), memory.alloc(1, 1));
+    let mut segments = vec![Segment::readable(header, 16), Segment::readable(range, 16)];
+    segments.extend(vec![Segment::readable(rest, SEGMENT.0); SEGMENT.1]);
+    segments.push(Segment::writable(status, 1));
+    device.queue(0).add_placed(Placed { segments }, true)?;
+    device.queue(0).queue().publish();
+    device.queue(0).queue().kick();
+    let (_, done) = device.queue(0).collect()?;
+    ensure!(done.status == Some(S_IOERR), "status {:?}", done.status);
     Ok(())
 }
 
