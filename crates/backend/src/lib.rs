@@ -40,7 +40,16 @@ pub use null::Null;
 pub use remote::{Deliver, Remote};
 pub use resize::ResizeError;
 
+use std::borrow::Cow;
 use std::os::fd::{BorrowedFd, RawFd};
+use std::path::Path;
+
+/// A path as a word of a shell's command line, for the remedy of an error.
+pub fn quoted(path: &Path) -> String {
+    let text = path.display().to_string();
+    // A path has no zero byte.
+    shlex::try_quote(&text).map(Cow::into_owned).unwrap_or(text)
+}
 
 /// Limits of one range command (DISCARD, WRITE_ZEROES, SECURE_ERASE).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

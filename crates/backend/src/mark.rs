@@ -10,6 +10,7 @@
 
 use crate::file::{File as ImageFile, identity_of};
 use crate::lock::LockError;
+use crate::quoted;
 use rustix::fs::{XattrFlags, fgetxattr, fremovexattr, fsetxattr, getxattr};
 use rustix::io::Errno;
 use std::ffi::OsString;
@@ -39,8 +40,8 @@ pub enum Marked {
     #[error(
         "{file}: it is the backing file of {overlay}, and a write would corrupt that image; serve \
          {overlay} with `--format qcow2 --allow-backing {rule}` (`vhost-blk info` tells all \
-         options), or, if {overlay} is given up, remove the mark with `setfattr -x {OVERLAY} {file}`",
-        file = .path.display(), overlay = .overlay.display(), rule = rule(.path, .overlay)
+         options), or, if {overlay} is given up, remove the mark with `setfattr -x {OVERLAY} {word}`",
+        file = .path.display(), overlay = .overlay.display(), rule = rule(.path, .overlay), word = quoted(.path)
     )]
     Overlay {
         /// The file.
@@ -64,8 +65,8 @@ pub enum Marked {
     #[error(
         "{file}: its disk was mirrored to {storage}, which has the data of the disk since; serve \
          {storage}, or, to go back to the content at that moment, remove the mark with \
-         `setfattr -x {MOVED} {file}`",
-        file = .path.display(), storage = .storage.display()
+         `setfattr -x {MOVED} {word}`",
+        file = .path.display(), storage = .storage.display(), word = quoted(.path)
     )]
     Moved {
         /// The file.

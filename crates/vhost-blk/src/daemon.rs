@@ -52,11 +52,16 @@ pub fn daemon(args: &DaemonArgs) -> Result<(), Failure> {
         return check(&args.process, directory);
     }
     args.check()?;
+    // Clients, which learn of its files, have another working directory.
+    let directory = args.config_dir.as_ref().map(std::path::absolute).transpose();
+    let directory = directory.map_err(|error| {
+        Failure::run("find the working directory", error, "give --config-dir as an absolute path")
+    })?;
     let signals = begin_process(&args.process, true)?;
     if let Err(error) = os::raise_open_files() {
         tracing::warn!(%error, "the limit on open files stays; each disk has some tens of them");
     }
-    let disks = Disks::new(args.process.clone(), Mode::Many(args.config_dir.clone()));
+    let disks = Disks::new(args.process.clone(), Mode::Many(directory));
     let taken = upgrade::take()?;
     run(&disks, signals, taken, |taken| {
         // Later reloads bring the disks of the directory to the files' present state, as before.

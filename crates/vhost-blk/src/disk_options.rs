@@ -93,9 +93,15 @@ pub fn to_disk(source: &str, options: &Value) -> Result<DiskArgs, Failure> {
     )
 }
 
-/// The options as the table of a configuration file.
+/// The options as the table of a configuration file. One with a control character is wrong: it could forge lines of the
+/// log.
 pub fn table(options: &Value) -> Option<toml::Table> {
     let given: Map<String, Value> = options.as_object()?.clone();
+    let has_control =
+        |value: &Value| value.as_str().is_some_and(|it| it.contains(char::is_control));
+    if given.values().any(has_control) {
+        return None;
+    }
     let given = given.into_iter().filter(|(_, value)| !value.is_null());
     let entry = |(name, value): (String, Value)| {
         toml::Value::try_from(value).ok().map(|value| (name.replace('_', "-"), value))

@@ -158,7 +158,8 @@ fn doctor_describes_an_image_with_the_options_and_refusals_of_info() {
     rustix::fs::setxattr(path, "user.vhost-blk.moved", b"/new", flags).unwrap();
     let told = report("disk.img");
     let line = line_of(&told, "image");
-    assert!(line.starts_with("warn") && line.contains("was mirrored to /new"), "{line}");
+    assert!(line.starts_with("fail") && line.contains("was mirrored to /new"), "{line}");
+    assert!(told.ends_with("serving a disk fails here\n"), "{told}");
 }
 
 fn create(path: &Path, more: &[&str]) -> Output {

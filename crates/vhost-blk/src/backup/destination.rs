@@ -12,7 +12,7 @@ use crate::disks::bitmaps::{Base, real_path};
 use crate::disks::converge::{TargetUser, Words};
 use crate::failure::Failure;
 use crate::image::place::{self, Place};
-use crate::nbd::{Address, Client, Hangup, ZEROES_MAX};
+use crate::nbd::{Address, Client, ZEROES_MAX};
 use crate::values::Format;
 use backend::create::Allocation;
 use backend::wrap::{CLUSTER_BYTES, Clusters};
@@ -73,8 +73,6 @@ pub(super) struct Made {
     state: State,
     /// The place of a new image.
     place: Option<Place>,
-    /// Ends the connection to an export, from another thread.
-    pub(super) hangup: Option<Hangup>,
     clone: Option<Clone>,
 }
 
@@ -117,13 +115,13 @@ impl Made {
                     is_qcow2: *format == Format::Qcow2,
                 };
                 let state = State::Writing(Target::Image { image, written });
-                Ok(Made { state, place: Some(place), hangup: None, clone: None })
+                Ok(Made { state, place: Some(place), clone: None })
             }
             Destination::Export(address) => {
                 let failed = |why| order.failure(size_bytes, CopyError::Server(why));
-                let client = Client::connect(address).map_err(failed)?;
+                let connected = |hangup| parts.is_connected(hangup);
+                let client = Client::connect(address, connected).map_err(failed)?;
                 client.check(size_bytes, CLUSTER_BYTES).map_err(failed)?;
-                let hangup = Some(client.hangup().map_err(failed)?);
                 if !client.flushes() {
                     tracing::warn!(
                         disk = order.disk,
@@ -131,7 +129,7 @@ impl Made {
                     );
                 }
                 let state = State::Writing(Target::Export(client));
-                Ok(Made { state, place: None, hangup, clone: None })
+                Ok(Made { state, place: None, clone: None })
             }
         }
     }
@@ -216,7 +214,7 @@ impl Made {
                 let base = Base::of(place.file(), path, kind, before);
                 let base = base.map_err(|why| place::failure(path, size_bytes, why))?;
                 if decided.load(Ordering::Acquire) {
-                    return Err(order.cancelled());
+                    return Err(order.cancelled(None));
                 }
                 place.fill(size_bytes)?;
                 if decided.swap(true, Ordering::AcqRel) {
@@ -228,7 +226,7 @@ impl Made {
                 decided.store(true, Ordering::Release);
                 Ok(Base::in_export(address, at))
             }
-            (None, Destination::File { .. }) => Err(order.cancelled()),
+            (None, Destination::File { .. }) => Err(order.cancelled(None)),
         }
     }
 }

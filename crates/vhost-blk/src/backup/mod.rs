@@ -29,7 +29,7 @@ mod target;
 
 pub use destination::Destination;
 pub use moment::Extent;
-pub use slot::{Cancelled, Slot};
+pub use slot::{Cancelled, Cause, Slot};
 pub use source::Image;
 pub(crate) use source::ImageReader;
 
@@ -144,13 +144,11 @@ pub fn run(
     let is_wanted = || (goes_on.borrow_mut())(None) && !clusters.has_ended();
     let hand = Hand::start(what, sign, open, is_wanted)?;
     let acting = Acting { acts: hand.acts().clone(), clusters: Arc::clone(&clusters) };
-    let hangup = acting.with(|made| Ok(made.hangup.take()));
     let backup = Backup { order, source: &source, acting, was_cancelled: Cell::new(false) };
     let done = backup.make(before, goes_on.into_inner());
     let was_cancelled = backup.was_cancelled.get();
     if done.is_err() {
-        // The thread may wait for the server.
-        hangup.ok().flatten().into_iter().for_each(|hangup| hangup.hang_up());
+        source.taken.fail();
     }
     // Removes an incomplete image.
     if !hand.close() {
@@ -221,7 +219,7 @@ impl Backup<'_> {
 
     fn cancelled(&self) -> Failure {
         self.was_cancelled.set(true);
-        self.order.cancelled()
+        self.order.cancelled(self.source.taken.cause())
     }
 
     fn failure(&self, error: CopyError) -> Failure {
@@ -278,9 +276,15 @@ impl Order {
         format!("back up the disk {}", self.disk)
     }
 
-    fn cancelled(&self) -> Failure {
-        let why = "cancelled by a client, or its client or its disk has gone";
-        Failure::run(self.what(), why, "repeat it when the disk is served")
+    fn cancelled(&self, cause: Option<Cause>) -> Failure {
+        let (why, remedy) = match cause {
+            Some(Cause::Command) => ("cancelled by a client", "repeat it if the copy is wanted"),
+            Some(Cause::Disk) => {
+                ("cancelled by the end of the disk", "repeat it when it is served")
+            }
+            None => ("cancelled: its client has gone", "repeat it, and let its client run"),
+        };
+        Failure::run(self.what(), why, remedy)
     }
 
     fn failure(&self, size_bytes: u64, error: CopyError) -> Failure {

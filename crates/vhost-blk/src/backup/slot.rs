@@ -4,6 +4,7 @@
 use super::Order;
 use crate::disks::JobFacts;
 use crate::events::{Change, DiskEvents, Work};
+use crate::nbd::Hangup;
 use crate::pace::Bandwidth;
 use backend::wrap::Clusters;
 use std::fs;
@@ -32,6 +33,26 @@ struct Running {
     is_complete: Arc<AtomicBool>,
     /// Incomplete targets.
     parts: Vec<PathBuf>,
+    /// Ends the connection to an export. Not dropped under the lock: a close may take its time.
+    hangup: Option<Hangup>,
+    cause: Option<Cause>,
+}
+
+/// The cause of a cancel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// The command of a client.
+    Command,
+    /// The end of the disk.
+    Disk,
+}
+
+impl Running {
+    /// Asks for the end. A server that says nothing keeps no thread.
+    fn end(&self) {
+        self.clusters.end();
+        self.hangup.iter().for_each(Hangup::hang_up);
+    }
 }
 
 /// A backup that was asked to end.
@@ -61,15 +82,14 @@ impl Slot {
         self.lock().is_some()
     }
 
-    /// The backup, after the moment of its copy.
+    /// The backup.
     pub(crate) fn facts(&self) -> Option<JobFacts> {
         let running = self.lock();
-        let Running { clusters, target, bandwidth, since, .. } =
-            running.as_ref().filter(|running| running.has_begun)?;
+        let Running { clusters, target, bandwidth, since, has_begun, .. } = running.as_ref()?;
         Some(JobFacts {
             work: Work::Backup,
             target: target.clone(),
-            state: "copying",
+            state: if *has_begun { "copying" } else { "opening" },
             done_bytes: clusters.freed_bytes(),
             total_bytes: clusters.total_bytes(),
             bandwidth: bandwidth.get(),
@@ -97,15 +117,19 @@ impl Slot {
             has_begun: false,
             is_complete: Arc::default(),
             parts: Vec::new(),
+            hangup: None,
+            cause: None,
         });
         Some(Taken { slot: Arc::clone(self), clusters })
     }
 
     /// Cancels the backup. Returns it.
-    pub fn cancel(&self) -> Option<Cancelled> {
-        let running = self.lock();
-        let Running { clusters, is_complete, .. } = running.as_ref()?;
-        clusters.end();
+    pub fn cancel(&self, cause: Cause) -> Option<Cancelled> {
+        let mut running = self.lock();
+        let running = running.as_mut()?;
+        running.cause.get_or_insert(cause);
+        running.end();
+        let Running { clusters, is_complete, .. } = running;
         Some(Cancelled { clusters: Arc::clone(clusters), is_complete: Arc::clone(is_complete) })
     }
 
@@ -142,6 +166,12 @@ impl Taken {
         Parts { slot: Arc::clone(&self.slot), clusters: Arc::clone(&self.clusters) }
     }
 
+    /// Ends a backup that has failed, and its connection, for which the thread of the target may wait.
+    pub(super) fn fail(&self) {
+        let running = self.slot.lock();
+        running.iter().for_each(Running::end);
+    }
+
     /// Notes that the moment of the copy has passed, and tells it.
     pub(super) fn begin(&self, events: &DiskEvents) {
         if let Some(running) = &mut *self.slot.lock() {
@@ -154,10 +184,18 @@ impl Taken {
     /// before the drop.
     pub(super) fn end(&self, events: &DiskEvents, outcome: Result<(), (String, bool)>) {
         let mut running = self.slot.lock();
-        if let Some(Running { target, has_begun: true, is_complete, .. }) = running.take() {
-            is_complete.store(outcome.is_ok(), Ordering::Release); // wait_for_end
-            events.tell(&Change::of_end(Work::Backup, target, outcome));
+        let ended = running.take();
+        if let Some(ended) = ended.as_ref().filter(|ended| ended.has_begun) {
+            ended.is_complete.store(outcome.is_ok(), Ordering::Release); // wait_for_end
+            events.tell(&Change::of_end(Work::Backup, ended.target.clone(), outcome));
         }
+        // Before the connection is closed.
+        drop(running);
+    }
+
+    /// The cause of a cancel by another than the client.
+    pub(super) fn cause(&self) -> Option<Cause> {
+        self.slot.lock().as_ref()?.cause
     }
 }
 
@@ -170,16 +208,27 @@ impl Parts {
             running.parts.push(path.to_owned());
         }
     }
+
+    /// Notes the connection to an export. Ends it if the backup has ended.
+    pub(super) fn is_connected(&self, hangup: Hangup) {
+        match &mut *self.slot.lock() {
+            Some(running)
+                if Arc::ptr_eq(&running.clusters, &self.clusters) && !self.clusters.has_ended() =>
+            {
+                running.hangup = Some(hangup);
+            }
+            _ => hangup.hang_up(),
+        }
+    }
 }
 
 impl Drop for Taken {
     fn drop(&mut self) {
         let mut running = self.slot.lock();
         // The next backup may have the slot already: its client has seen the end of this one.
-        if running.as_ref().is_some_and(|it| Arc::ptr_eq(&it.clusters, &self.clusters)) {
-            *running = None;
-        }
+        let own = running.take_if(|it| Arc::ptr_eq(&it.clusters, &self.clusters));
         drop(running);
+        own.and_then(|own| own.hangup).into_iter().for_each(|hangup| hangup.hang_up());
         self.slot.ended.notify_all();
     }
 }
@@ -225,11 +274,12 @@ mod tests {
     #[test]
     fn a_cancel_waits_for_the_end_and_learns_of_a_complete_copy() {
         let slot = Arc::new(Slot::default());
-        assert!(slot.cancel().is_none());
+        let cancel = || slot.cancel(Cause::Command);
+        assert!(cancel().is_none());
         for outcome in [Ok(()), Err(("full".to_owned(), false))] {
             let (events, backup) = (told(), taken(&slot).unwrap());
             backup.begin(&events);
-            let cancelled = slot.cancel().unwrap();
+            let cancelled = cancel().unwrap();
             assert_eq!(slot.wait_for_end(&cancelled, Duration::from_millis(1)), None);
             let is_complete = outcome.is_ok();
             backup.end(&events, outcome);
@@ -237,7 +287,7 @@ mod tests {
         }
         // Before its moment.
         let backup = taken(&slot).unwrap();
-        let cancelled = slot.cancel().unwrap();
+        let cancelled = cancel().unwrap();
         drop(backup);
         assert_eq!(slot.wait_for_end(&cancelled, Duration::ZERO), Some(false));
     }

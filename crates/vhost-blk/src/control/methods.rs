@@ -176,6 +176,10 @@ fn of_disk(
             if method == "Status" {
                 saving::add_options(disks, &name, &status, &mut told["status"])?;
                 told["status"]["storage_gone"] = loss_value(disks.loss(&name)?.as_ref());
+                // The device knows only the lock that follows a guest, which that of a qcow2 image does not.
+                if disks.locks_qcow2(&name)? {
+                    told["status"]["image_lock"] = json!("held");
+                }
             }
             Ok(told)
         }

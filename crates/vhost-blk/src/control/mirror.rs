@@ -22,6 +22,7 @@ pub(super) fn begin(
         format: call.optional("format", word)?,
         bandwidth: bandwidth(call)?,
         overwrite: call.optional("overwrite", Value::as_bool)?.unwrap_or(false),
+        update_config: call.optional("update_config", Value::as_bool)?,
     };
     call.no_more()?;
     let name = disks.resolve(wanted_name.as_deref())?;

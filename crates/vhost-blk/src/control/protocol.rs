@@ -129,9 +129,10 @@ impl Call {
     }
 }
 
-/// A string parameter.
+/// A string parameter. One with a control character is wrong: it could forge lines of the log.
 pub fn text(value: &Value) -> Option<String> {
-    value.as_str().map(str::to_owned)
+    let text = value.as_str()?;
+    (!text.contains(char::is_control)).then(|| text.to_owned())
 }
 
 /// The reply to a successful call.

@@ -111,7 +111,7 @@ impl<'a> Asker<'a> {
             Some(reply) => result(reply, what),
             None => {
                 sent.map_err(|error| self.failed(&error))?;
-                Err(self.hung_up(&"it ended without an answer"))
+                Err(self.hung_up(&"it has ended without an answer"))
             }
         }
     }

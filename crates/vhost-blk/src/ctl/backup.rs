@@ -4,7 +4,7 @@
 use super::add::absolute;
 use super::ask::{Asker, Followed};
 use super::text;
-use crate::failure::Failure;
+use crate::failure::{Failure, Sort};
 use crate::image::progress;
 use crate::nbd::Address;
 use crate::values::{self, Format, Reflink, word};
@@ -95,8 +95,10 @@ pub(super) fn run(args: &BackupArgs, asker: Asker<'_>) -> Result<Value, Failure>
     match last? {
         Followed::Last(reply) => Ok(reply),
         Followed::Enough | Followed::Gone => {
-            let remedy = "start it, and repeat this: there is no copy";
-            Err(Failure::run(WHAT, "the daemon has ended", remedy))
+            let remedy = "start it, and repeat this: there is no copy. If it was killed, remove the file .*.part \
+                          beside the place of the copy";
+            let failure = Failure::run(WHAT, "the daemon has ended", remedy);
+            Err(Failure { sort: Sort::NoAnswer, ..failure })
         }
     }
 }

@@ -76,6 +76,7 @@ pub(super) fn run<'a>(
         let parameters = json!({
             "name": name, "target": absolute(to)?, "format": args.format.map(word),
             "bandwidth": args.bandwidth, "overwrite": args.overwrite,
+            "update_config": args.complete.then_some(args.update_config),
         });
         begun = Some(asker.ask(WHAT, "Mirror", &parameters, None)?);
     }

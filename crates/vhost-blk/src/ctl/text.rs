@@ -4,10 +4,12 @@
 use super::unserved;
 use crate::clock;
 use crate::values::Size;
+use backend::quoted;
 use indicatif::HumanBytes;
 use serde_json::Value;
 use std::fmt::Write as _;
 use std::io::Write as _;
+use std::path::Path;
 
 /// The text of a string, or the JSON of another value; `-` for null.
 pub(super) fn word(value: &Value) -> String {
@@ -91,7 +93,9 @@ pub(super) fn jobs(reply: &Value) -> String {
             percent(number("done_bytes"), number("total_bytes")),
             Size(number("total_bytes")).to_string(),
             format!("{}/s", HumanBytes(number("bytes_per_s"))),
-            job["bandwidth"].as_u64().map_or("-".to_owned(), |rate| format!("{}/s", Size(rate))),
+            job["bandwidth"]
+                .as_u64()
+                .map_or("-".to_owned(), |rate| format!("{}/s", HumanBytes(rate))),
             word(&job["since"]),
             word(&job["target"]),
         ]);
@@ -254,11 +258,17 @@ pub(super) fn saved(reply: &Value) -> String {
     format!("done; the next start of the daemon serves the disk of {}\n", word(&reply["config"]))
 }
 
+/// A value as a word of a command line.
+fn shell_word(value: &Value) -> String {
+    quoted(Path::new(&word(value)))
+}
+
 /// The options of a disk that are no defaults, and their source.
 fn options_text(status: &Value) -> String {
     let differing = crate::disk_options::differing(&status["options"]);
-    let options =
-        differing.iter().map(|(name, value)| format!("{}={}", name.replace('_', "-"), word(value)));
+    let options = differing
+        .iter()
+        .map(|(name, value)| format!("{}={}", name.replace('_', "-"), shell_word(value)));
     options.collect::<Vec<_>>().join(" ")
 }
 

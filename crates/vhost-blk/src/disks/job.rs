@@ -17,16 +17,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
 /// The refusal of an act that a merge excludes.
-const MERGING: &str = "its image is being merged; wait for the end of that, or cancel it (vhost-blk ctl commit --cancel)";
+const MERGING: &str = "a commit of it is in progress; wait for the end of that, or cancel it (vhost-blk ctl commit --cancel)";
 /// The refusal of an act that a mirror excludes.
-const MIRRORING: &str = "it is being mirrored to other storage; complete that, or cancel it (vhost-blk ctl mirror --complete, --cancel)";
+const MIRRORING: &str = "a mirror of it is in progress; complete that, or cancel it (vhost-blk ctl mirror --complete, --cancel)";
 
 /// The refusal of an act that a snapshot excludes.
-const IN_SNAPSHOT: &str =
-    "it gets a snapshot; wait for the end of that, or stop the client that waits for it";
-
-/// The refusal of the same work.
-const IN_PROGRESS: &str = "it is in progress; wait for it, or cancel it with --cancel";
+const IN_SNAPSHOT: &str = "a snapshot of it is in progress; wait for the end of that, or stop the client that waits for it";
 
 /// The kinds of work.
 #[derive(Clone, Debug)]
@@ -57,7 +53,7 @@ pub struct JobFacts {
     pub work: Work,
     /// The path, or the address, of the storage that it fills.
     pub target: String,
-    /// `copying`, or the state of a mirror.
+    /// `copying`, the state of a mirror, or `opening` before the moment of a backup.
     pub state: &'static str,
     /// Bytes that were copied at least once, holes included.
     pub done_bytes: u64,
@@ -84,23 +80,6 @@ impl Job {
             Kind::Merge(_) => MERGING,
             Kind::Mirror(_) => MIRRORING,
             Kind::Snapshot(_) => IN_SNAPSHOT,
-        }
-    }
-
-    /// The refusal of work of another kind, or of the same.
-    pub(super) fn refuses(&self, kind: &str) -> &'static str {
-        match self.kind {
-            Kind::Merge(_) | Kind::Mirror(_) if kind == self.name() => IN_PROGRESS,
-            _ => self.refusal(),
-        }
-    }
-
-    /// Name of the kind.
-    fn name(&self) -> &'static str {
-        match self.kind {
-            Kind::Merge(_) => "commit",
-            Kind::Mirror(_) => "mirror",
-            Kind::Snapshot(_) => "snapshot",
         }
     }
 
@@ -195,7 +174,7 @@ impl Entry {
 
     /// Cancels a backup, a merge and a mirror.
     pub(super) fn cancel_work(&self) {
-        drop(self.backup.cancel());
+        drop(self.backup.cancel(backup::Cause::Disk));
         self.job.iter().for_each(|job| job.cancel());
     }
 }
@@ -214,7 +193,7 @@ impl Disks {
         let gone = "the disk has gone meanwhile; see vhost-blk ctl list";
         let Some(entry) = state.in_table(&source.control) else { return Err(gone.to_owned()) };
         match &mut entry.job {
-            Some(present) => return Err(present.refuses(job.name()).to_owned()),
+            Some(present) => return Err(present.refusal().to_owned()),
             present => *present = Some(Arc::clone(&job)),
         }
         drop(state);
@@ -285,7 +264,8 @@ impl Disks {
         let entry = state.entry(name)?;
         let (backup, job) = (Arc::clone(&entry.backup), entry.job.clone());
         drop(state);
-        let cancelled = is_wanted(Work::Backup).then(|| backup.cancel()).flatten();
+        let cancelled =
+            is_wanted(Work::Backup).then(|| backup.cancel(backup::Cause::Command)).flatten();
         if let Some(cancelled) = cancelled {
             return cancel_backup(name, &backup, &cancelled, go_on).map(|()| true);
         }

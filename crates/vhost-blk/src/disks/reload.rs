@@ -387,5 +387,10 @@ fn options_of(name: &str, path: &Path) -> Result<DiskArgs, Failure> {
         let what = format!("use the configuration {}", path.display());
         Failure::usage(what, "its name is not the name of a disk", remedy)
     })?;
+    // A FIFO would wait for its writer.
+    if path.metadata().is_ok_and(|found| !found.is_file() && !found.is_dir()) {
+        let what = format!("read the configuration {}", path.display());
+        return Err(Failure::usage(what, "it is no regular file", "write a file, or rename it"));
+    }
     config::disk_of_file(path)
 }

@@ -9,6 +9,7 @@
 use super::restart::After;
 use super::starting::Opening;
 use super::{Disks, Entry, LOOK, Row, RowState, Slot, State, kept};
+use crate::backup::Cause;
 use crate::events::Change;
 use crate::failure::{Failure, Sort};
 use crate::stop::Stop;
@@ -254,7 +255,9 @@ impl Disks {
         let Some(entry) = state.served_with(stop) else { return };
         let (file, backup) = (entry.socket.clone(), Arc::clone(&entry.backup));
         drop(state);
-        while backup.cancel().is_some_and(|it| backup.wait_for_end(&it, LOOK).is_none()) {}
+        while backup.cancel(Cause::Disk).is_some_and(|it| backup.wait_for_end(&it, LOOK).is_none())
+        {
+        }
         if let Some(file) = file {
             file.remove();
         }

@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //! An image or a socket that another disk of this daemon has: the daemon itself is no program to stop.
 
+use super::exchange::Source;
 use super::{Disks, Entry, Origin, Slot, State};
 use crate::disk::{self, LockWait};
 use crate::failure::Failure;
 use crate::options::DiskArgs;
-use crate::socket::Source;
+use crate::socket::Source as SocketSource;
 use crate::values::LockMode;
-use backend::file::identity_of;
+use backend::file::{File as ImageFile, identity_of};
 use std::fs;
 use std::path::Path;
+use std::sync::Arc;
 
 /// Returns whether two disks cannot have the same image: a writer has it alone.
 pub(super) fn exclude_each_other(one: &DiskArgs, other: &DiskArgs) -> bool {
@@ -78,8 +80,8 @@ impl Disks {
     }
 
     /// Names the disk that listens on the socket of `source` in a failure to listen there.
-    pub(super) fn told_of_listener(&self, source: &Source, failure: Failure) -> Failure {
-        let Source::Path { path, .. } = source else { return failure };
+    pub(super) fn told_of_listener(&self, source: &SocketSource, failure: Failure) -> Failure {
+        let SocketSource::Path { path, .. } = source else { return failure };
         let Ok(found) = fs::symlink_metadata(path) else { return failure };
         let listens = |entry: &Entry| {
             entry.socket.as_ref().is_some_and(|file| file.parts().1 == identity_of(&found))
@@ -94,13 +96,40 @@ impl Disks {
     fn user_of_image(&self, args: &DiskArgs, place: &Path) -> Option<Other> {
         let image = identity_of(&fs::metadata(place).ok()?);
         self.lock().other(|entry| {
-            let top = entry.image.iter().map(|it| &it.top);
-            let backing = entry.image.iter().filter_map(|it| it.qcow2.as_ref());
-            let mut files = top.chain(backing.flat_map(|qcow2| qcow2.files()));
-            files.any(|file| identity_of(file.found()) == image)
+            files_of(entry).any(|file| identity_of(file.found()) == image)
                 && exclude_each_other(args, &entry.args)
         })
     }
+}
+
+impl Disks {
+    /// Returns whether a disk has a locked qcow2 image.
+    ///
+    /// # Errors
+    /// [`Failure`] if there is no such disk.
+    pub fn locks_qcow2(&self, name: &str) -> Result<bool, Failure> {
+        let state = self.lock();
+        let entry = state.entry(name)?;
+        let is_qcow2 = entry.image.as_ref().is_some_and(|image| image.qcow2.is_some());
+        Ok(is_qcow2 && entry.args.lock == LockMode::Auto)
+    }
+
+    /// Name of another disk that has this file.
+    pub(super) fn other_user_of(&self, source: &Source, file: &ImageFile) -> Option<String> {
+        let wanted = identity_of(file.found());
+        let has_it = |entry: &Entry| {
+            let is_other = !Arc::ptr_eq(&entry.control, &source.control);
+            is_other && files_of(entry).any(|file| identity_of(file.found()) == wanted)
+        };
+        self.lock().other(has_it).map(|other| other.name)
+    }
+}
+
+/// The image of a disk, and its backing files.
+fn files_of(entry: &Entry) -> impl Iterator<Item = &Arc<ImageFile>> {
+    let top = entry.image.iter().map(|it| &it.top);
+    let backing = entry.image.iter().filter_map(|it| it.qcow2.as_ref());
+    top.chain(backing.flat_map(|qcow2| qcow2.files()))
 }
 
 impl State {

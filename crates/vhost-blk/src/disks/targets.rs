@@ -74,14 +74,16 @@ impl Disks {
         state.check_free(what)?;
         let entry = state.entry(name)?;
         if let Some(job) = &entry.job {
-            return Err(Failure::told(what, job.refuses(act)));
+            return Err(Failure::told(what, job.refusal()));
         }
         if entry.backup.is_taken() {
             return Err(Failure::told(what, if act == "backup" { ANOTHER } else { BUSY }));
         }
         if state.targets.is_used_for(name, act) {
-            let why = format!("the target of its last {act} does not answer");
-            return Err(Failure::run(what, why, "check that storage, and repeat the command"));
+            let why = format!(
+                "another {act} of it begins, or the target of its last {act} does not answer"
+            );
+            return Err(Failure::run(what, why, "repeat the command, or check that storage"));
         }
         Ok(state.targets.begin(name, act, path))
     }

@@ -3,7 +3,7 @@
 
 use super::{Finding, Outcome, storage};
 use crate::image::info;
-use qcow2::inspect::{self, Inspection};
+use qcow2::inspect::{self, Inspection, Needs};
 use std::path::Path;
 
 const CHECK: &str = "image";
@@ -39,8 +39,13 @@ pub(super) fn image(path: &Path, found: &Inspection) -> Finding {
             Finding::new(CHECK, Outcome::Fail, format!("{text}; refused: {}", refusal.what))
                 .remedy(&refusal.remedy)
         }
-        // It is served read-only.
-        (Ok(_), Some(mark)) => Finding::new(CHECK, Outcome::Warn, format!("{text}; {mark}")),
+        (Ok(needs), Some(mark)) => {
+            let told = format!("{text}; it is served only with --read-only: {mark}");
+            let read_only = Needs { read_only: true, ..*needs };
+            let options = info::options(path, read_only);
+            Finding::new(CHECK, Outcome::Fail, told)
+                .remedy(format!("to read it, serve it with {options}"))
+        }
         (Ok(needs), None) => Finding::new(CHECK, Outcome::Ok, text)
             .remedy(format!("serve it with {}", info::options(path, *needs))),
     }

@@ -4,6 +4,7 @@
 use super::{Finding, Outcome};
 use crate::module::{Device, is_loaded};
 use backend::file::{File, FileOptions};
+use backend::quoted;
 use data_plane::{Coalesce, DEVICE_PATH, IoPoll, KernelOptions, Limits};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -37,7 +38,8 @@ pub(super) fn of_qcow2(image: &Path) -> Finding {
          --data-plane auto takes io_uring, and kernel is refused"
     );
     Finding::new(CHECK, Outcome::Info, message).remedy(format!(
-        "for the kernel plane make a raw image: vhost-blk convert --format qcow2 {shown} NEW"
+        "for the kernel plane make a raw image: vhost-blk convert --format qcow2 {} NEW",
+        quoted(image)
     ))
 }
 

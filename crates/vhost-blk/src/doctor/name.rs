@@ -3,7 +3,7 @@
 //! machine.
 
 use super::{Finding, Outcome};
-use crate::image::info::quoted;
+use backend::quoted;
 use std::fs;
 use std::path::{Path, PathBuf};
 

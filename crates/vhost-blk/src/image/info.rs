@@ -3,13 +3,12 @@
 
 use super::{print, readable_bytes};
 use crate::failure::Failure;
-use backend::Marked;
 use backend::lock::User;
+use backend::{Marked, quoted};
 use clap::Args;
 use qcow2::AllowBacking;
 use qcow2::inspect::{self, FileFacts, Inspection, Needs, Qcow2Facts, Refusal};
 use serde_json::{Value, json};
-use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
@@ -30,13 +29,6 @@ pub struct InfoArgs {
 pub fn info(args: &InfoArgs) -> Result<(), Failure> {
     let found = inspect::inspect(&args.path).map_err(|why| Failure::told("read the image", why))?;
     print(&if args.json { as_json(&args.path, &found) } else { as_text(&args.path, &found) })
-}
-
-/// A path as a word of a command line.
-pub(crate) fn quoted(path: &Path) -> String {
-    let text = path.display().to_string();
-    // A path has no zero byte.
-    shlex::try_quote(&text).map(Cow::into_owned).unwrap_or(text)
 }
 
 /// The options of `serve` for the image.

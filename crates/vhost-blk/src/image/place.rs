@@ -133,8 +133,10 @@ impl Place {
         builder.prefix(&prefix).rand_bytes(RANDOM).suffix(suffix);
         builder.permissions(Permissions::from_mode(mode));
         let new = builder.tempfile_in(directory(&path)).map_err(|why| {
+            // The error of the file has its name, which nobody knows.
+            let why = fs::metadata(directory(&path)).err().unwrap_or(why);
             let why = format!("{}: cannot be created: {why}", path.display());
-            Failure::run(WHAT, why, "check the path, its permissions and the free space")
+            Failure::run(WHAT, why, "check its directory, the permissions and the free space")
         })?;
         if let Some(old) = &old {
             let inherited = old.metadata().and_then(|old| inherit(&old, new.as_file()));

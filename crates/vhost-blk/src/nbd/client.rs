@@ -58,12 +58,18 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    /// Connects to an export that can be written.
+    /// Connects to an export that can be written. `connected` gets the handle that ends the connection, before the
+    /// server has to answer.
     ///
     /// # Errors
     /// [`NbdError`].
-    pub(crate) fn connect(address: &Address) -> Result<Client, NbdError> {
-        Client::over(Wire::connect(&address.socket)?, &address.export)
+    pub(crate) fn connect(
+        address: &Address,
+        connected: impl FnOnce(Hangup),
+    ) -> Result<Client, NbdError> {
+        let wire = Wire::connect(&address.socket)?;
+        connected(wire.hangup()?);
+        Client::over(wire, &address.export)
     }
 
     fn over(mut wire: Wire, export: &str) -> Result<Client, NbdError> {
@@ -93,14 +99,6 @@ impl Client {
     /// Returns whether the server can make data durable.
     pub(crate) fn flushes(&self) -> bool {
         self.facts.flushes()
-    }
-
-    /// A handle that ends the connection.
-    ///
-    /// # Errors
-    /// [`NbdError`], if no descriptor is left.
-    pub(crate) fn hangup(&self) -> Result<Hangup, NbdError> {
-        self.wire.hangup()
     }
 
     /// Writes data.
@@ -301,7 +299,7 @@ mod tests {
     #[test]
     fn a_client_that_is_hung_up_ends_without_the_server() {
         let (mut client, server) = connected(0, [1, 4096, 1 << 20]);
-        let hangup = client.hangup().unwrap();
+        let hangup = client.wire.hangup().unwrap();
         let waiting = std::thread::spawn(move || client.read(0, &mut [0; 512]));
         hangup.hang_up();
         assert!(matches!(waiting.join().unwrap(), Err(NbdError::HungUp)));

@@ -17,7 +17,7 @@ pub enum UpgradeError {
         why: String,
     },
     /// The new program's check failed.
-    #[error("{} cannot take over ({ended}): {told}; nothing was changed", .path.display())]
+    #[error("{} cannot take over ({ended}): {told}, and nothing was changed; see the message, or name another program", .path.display())]
     Check {
         /// Path of the program.
         path: PathBuf,

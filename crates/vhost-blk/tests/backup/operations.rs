@@ -148,7 +148,7 @@ fn a_backup_and_a_commit_exclude_each_other() {
     let mut commit = command.args(["commit", "--bandwidth", "4K"]).spawn().unwrap();
     wait_until("the commit", || served.status()["disk"].to_string().contains("being merged"));
     let told = one_line(&served.ctl(&["backup", "--to", &path("copy")]), 1);
-    assert!(told.contains("its image is being merged; wait"), "{told}");
+    assert!(told.contains("a commit of it is in progress; wait"), "{told}");
     commit.kill().unwrap();
     commit.wait().unwrap();
     assert!(!served.place.path("copy").exists());

@@ -93,6 +93,7 @@ fn a_backing_file_of_another_disk_is_refused_with_the_name_of_that_disk() {
     assert!(made.status.success(), "{made:?}");
     let qcow2 = "--format qcow2 --allow-backing same-dir --num-queues 1";
     rig.ok(&format!("add a --blk-file top --socket-path a.sock {qcow2}"));
+    assert_eq!(rig.json("status a")["image_lock"], "held");
     let line = rig.refused("add b --blk-file disk.img --socket-path b.sock", 1);
     assert!(
         line.contains("disk.img: the disk a of this daemon has it; remove that disk"),

@@ -5,6 +5,7 @@ use crate::events::{next, subscribed};
 use crate::mount::{Frozen, Mount, may_not_mount};
 use crate::rig::Rig;
 use backend::{File, FileOptions};
+use rustix::fs::{FileType, Mode};
 use serde_json::json;
 use std::time::Duration;
 
@@ -320,6 +321,8 @@ fn a_check_of_the_directory_prints_each_error_and_serves_nothing() {
         ("f", "blk-file = '/z'\nsocket-path = '@/f.sock'\nnum-queues = 1000"),
     ]);
     std::fs::create_dir(place.path("conf/g.toml")).unwrap();
+    let fifo = place.path("conf/h.toml");
+    rustix::fs::mknodat(rustix::fs::CWD, &fifo, FileType::Fifo, Mode::RUSR, 0).unwrap();
     let check = || {
         let mut command = crate::common::program();
         command.args(["daemon", "--check", "--config-dir"]).arg(place.path("conf"));
@@ -335,11 +338,13 @@ fn a_check_of_the_directory_prints_each_error_and_serves_nothing() {
         "e.toml: cannot choose a socket: none is given; give `socket-path`\n",
         "f.toml: line 3: `num-queues` is '1000'; give a number from 1 to 64\n",
         "g.toml: it is a directory",
-        "6 errors in 7 files",
+        "h.toml: it is no regular file",
+        "7 errors in 8 files",
     ] {
         assert!(text.contains(told), "{told}: {text}");
     }
-    assert_eq!(text.lines().count(), 7, "{text}");
+    assert_eq!(text.lines().count(), 8, "{text}");
+    std::fs::remove_file(fifo).unwrap();
     std::fs::remove_dir(place.path("conf/g.toml")).unwrap();
     ["c", "d", "e", "f"].iter().for_each(|name| {
         std::fs::remove_file(place.path(&format!("conf/{name}.toml"))).unwrap();

@@ -150,6 +150,9 @@ fn a_disk_of_the_directory_goes_on_in_its_new_storage_after_an_upgrade_and_a_res
     rig.ok("reload");
     let mut device = guest(&rig, "a");
     device.write(1, &[1; 512]).unwrap();
+    let line = rig.refused("mirror a --to b --complete", 1);
+    assert!(line.contains("give --update-config"), "{line}");
+    assert!(mirror(&rig).is_null(), "it is refused before the copy");
     rig.ok("mirror a --to b --format qcow2 --wait");
     let line = rig.refused("mirror a --complete", 1);
     assert!(line.contains("give --update-config"), "{line}");

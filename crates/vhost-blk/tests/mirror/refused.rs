@@ -64,13 +64,13 @@ fn other_commands_are_refused_during_a_mirror_and_work_after_it() {
     fill(&mut device, 1);
     rig.ok("mirror a --to b --wait");
     for (words, reason) in [
-        ("mirror a --to c", "it is in progress"),
+        ("mirror a --to c", "of it is in progress"),
         ("mirror a --complete --update-config", "drop --update-config"),
-        ("snapshot a --to c", "it is being mirrored to other storage; complete that, or cancel it"),
-        ("commit a", "it is being mirrored to other storage"),
-        ("backup a --to c", "it is being mirrored to other storage"),
+        ("snapshot a --to c", "a mirror of it is in progress; complete that, or cancel it"),
+        ("commit a", "a mirror of it is in progress"),
+        ("backup a --to c", "a mirror of it is in progress"),
         ("resize a 17M", "the disk is being mirrored to other storage; repeat this"),
-        ("upgrade", "the disk a cannot be passed on: it is being mirrored"),
+        ("upgrade", "the disk a cannot be passed on: a mirror of it is in progress"),
         ("switch a kernel", ""),
     ] {
         refused(&rig, words, reason);
@@ -111,7 +111,7 @@ fn a_disk_that_is_merged_or_backed_up_is_not_mirrored() {
         rig.json("status a")["disk"].as_str().unwrap().contains("being merged")
     });
     let line = rig.refused("mirror a --to b", 1);
-    assert!(line.contains("its image is being merged"), "{line}");
+    assert!(line.contains("a commit of it is in progress"), "{line}");
     assert_eq!(rig.ok("mirror a --cancel"), "nothing to do\n", "that is no mirror");
     commit.kill().unwrap();
     commit.wait().unwrap();
@@ -156,7 +156,7 @@ fn a_reload_restarts_no_disk_that_is_mirrored() {
     let line = rig.refused("reload", 1);
     assert!(line.contains("failed: a"), "{line}");
     let told = crate::common::stdout(&rig.ctl("reload"));
-    assert!(told.contains("it is being mirrored"), "{told}");
+    assert!(told.contains("a mirror of it is in progress"), "{told}");
     assert!(!mirror(&rig).is_null());
     // A change that needs no restart reaches the disk.
     rig.write_file("a", &format!("{file}limit-iops = 100000\n"));

@@ -39,9 +39,9 @@ impl Place {
         fill(device, byte);
         // The thread may write to the backing file until it has its answer.
         let line = self.rig.refused("commit a", 1);
-        assert!(line.contains("it is in progress"), "{line}");
+        assert!(line.contains("of it is in progress"), "{line}");
         let line = self.rig.refused("snapshot a --to c", 1);
-        assert!(line.contains("its image is being merged"), "{line}");
+        assert!(line.contains("a commit of it is in progress"), "{line}");
         drop(frozen);
         let is_over = || self.rig.ok("commit a --cancel") == "nothing to do\n";
         self.rig.place.wait_until("the end of the thread", is_over);
@@ -162,10 +162,10 @@ fn an_overlay_that_hangs_while_it_is_made_holds_neither_the_disk_nor_another_one
     for words in ["snapshot a --to here", "commit a", "mirror a --to there", "backup a --to copy-a"]
     {
         let line = rig.refused(words, 1);
-        assert!(line.contains("it gets a snapshot; wait"), "{words}: {line}");
+        assert!(line.contains("a snapshot of it is in progress; wait"), "{words}: {line}");
     }
     let line = rig.refused("upgrade", 1);
-    assert!(line.contains("it gets a snapshot; wait"), "{line}");
+    assert!(line.contains("a snapshot of it is in progress; wait"), "{line}");
     client.kill().unwrap();
     client.wait().unwrap();
     // The thread is left alone, and the disk is free for other work.

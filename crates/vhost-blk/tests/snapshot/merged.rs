@@ -216,10 +216,10 @@ fn other_commands_are_refused_while_a_commit_copies() {
     let mut client = begin(&rig, "commit a --bandwidth 4K");
     wait_for_merge(&rig);
     for (words, reason) in [
-        ("commit a", "it is in progress"),
-        ("snapshot a --to c", "its image is being merged"),
+        ("commit a", "of it is in progress"),
+        ("snapshot a --to c", "a commit of it is in progress"),
         ("resize a 17M", "being merged into its backing file"),
-        ("upgrade", "the disk a cannot be passed on: its image is being merged"),
+        ("upgrade", "the disk a cannot be passed on: a commit of it is in progress"),
     ] {
         let line = rig.refused(words, 1);
         assert!(line.contains(reason), "{words}: {line}");
@@ -271,7 +271,7 @@ fn a_commit_that_cannot_be_done_says_why() {
     refused("commit a --update-config", "drop --update-config");
     // Another disk has the backing file.
     add(&rig, "r", "--blk-file a.img --read-only");
-    refused("commit a", "the backing file is not for this disk alone");
+    refused("commit a", "remove that disk (vhost-blk ctl remove r)");
     rig.ok("remove r");
     fs::rename(rig.path("a.img"), rig.path("moved")).unwrap();
     refused("commit a", "a.img: No such file");

@@ -117,7 +117,7 @@ impl Disks {
         state.has_target(plan.image());
         // Tells errors before the copy; the file may change meanwhile.
         self.config_of(&source, plan.args(), update_config).map_err(refused)?;
-        let lock = plan.lock(&source).map_err(refused)?;
+        let lock = plan.lock(self, &source).map_err(refused)?;
         let marked = Marked::of(plan.backing());
         let kept = Arc::new(Kept { _lock: lock, owner });
         let (of_thread, of_source) = (Arc::clone(&plan), source.clone());

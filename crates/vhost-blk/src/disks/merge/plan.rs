@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The checks of a merge before anything is changed. Errors are texts with cause and remedy.
 
+use crate::disks::Disks;
 use crate::disks::exchange::{Source, path_of};
 use crate::options::DiskArgs;
 use crate::values::{AllowBacking, Format, LockMode};
 use backend::Disk;
+use backend::LockError;
 use backend::file::{File as ImageFile, RaisedLock};
 use qcow2::Qcow2Disk;
 use qcow2::inspect;
@@ -34,10 +36,10 @@ impl Plan {
         update_config: bool,
         capacity_bytes: u64,
     ) -> Result<Plan, String> {
-        source.check_config(update_config)?;
-        source.check_writes()?;
         let image = source.image.qcow2.clone().ok_or(NO_BACKING)?;
         let backing = Arc::clone(image.backing().ok_or(NO_BACKING)?);
+        source.check_config(update_config)?;
+        source.check_writes()?;
         if image.info().read_only {
             return Err("the disk is read-only; start it without --read-only".to_owned());
         }
@@ -72,13 +74,27 @@ impl Plan {
     }
 
     /// Locks the backing file for writing, unless the disk locks nothing.
-    pub(super) fn lock(&self, source: &Source) -> Result<Option<RaisedLock>, String> {
+    pub(super) fn lock(
+        &self,
+        disks: &Disks,
+        source: &Source,
+    ) -> Result<Option<RaisedLock>, String> {
         if source.args.lock == LockMode::Off {
             return Ok(None);
         }
-        let locked = self.backing.raise_lock();
-        locked.map(Some).map_err(|error| {
-            format!("the backing file is not for this disk alone: {error}; stop that program")
+        self.backing.raise_lock().map(Some).map_err(|error| {
+            let file = self.path.display();
+            match (error, disks.other_user_of(source, &self.backing)) {
+                (LockError::InUse { .. }, Some(other)) => format!(
+                    "the disk {other} of this daemon has the backing file {file}, too; remove that disk \
+                     (vhost-blk ctl remove {other})"
+                ),
+                (LockError::InUse { .. }, None) => format!(
+                    "another program, of this host or another one, has the backing file {file}, too; stop \
+                     that program"
+                ),
+                (error, _) => error.to_string(),
+            }
         })
     }
 

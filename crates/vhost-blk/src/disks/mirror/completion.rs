@@ -14,6 +14,7 @@ use crate::disks::growth;
 use crate::disks::layers::Layers;
 use crate::options::DiskArgs;
 use backend::file::File as ImageFile;
+use backend::quoted;
 use qcow2::Qcow2Disk;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -177,7 +178,7 @@ fn unmark(top: &ImageFile, told: String) -> String {
         Err(error) => format!(
             "{told}, and the mark of the image stays: {error}; remove it with `setfattr -x \
              user.vhost-blk.moved {}` before the next start of the disk",
-            top.path().display()
+            quoted(top.path())
         ),
     }
 }

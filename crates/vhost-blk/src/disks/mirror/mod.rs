@@ -63,6 +63,8 @@ pub struct Wanted {
     pub bandwidth: Arc<Bandwidth>,
     /// Give the content of a block device up.
     pub overwrite: bool,
+    /// The completion will rewrite the configuration file, or not; `None`: unknown.
+    pub update_config: Option<bool>,
 }
 
 /// A mirror that is complete.
@@ -98,6 +100,9 @@ impl Disks {
         let what = format!("{WHAT} {name}");
         let sign = self.use_target(name, &what, "mirror", &wanted.target)?;
         let planned = self.source(name, WHAT)?;
+        // Not only after the whole copy.
+        let updates = wanted.update_config;
+        updates.map_or(Ok(()), |updates| planned.check_config(updates)).map_err(refused)?;
         let plan = Arc::new(Plan::of(&planned, wanted).map_err(refused)?);
         let mirror = Arc::new(Mirror::new(plan.path().to_owned(), plan.capacity_bytes()));
         let act = format!("the begin of a mirror of the disk {name}");

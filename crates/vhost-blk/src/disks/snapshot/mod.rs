@@ -27,8 +27,8 @@ use crate::events::{Change as Event, Work};
 use crate::failure::Failure;
 use crate::options::DiskArgs;
 use crate::values::Format;
-use backend::Disk;
 use backend::file::File as ImageFile;
+use backend::{Disk, quoted};
 use overlay::Overlay;
 use plan::Plan;
 use qcow2::inspect::{self, FileFacts};
@@ -301,7 +301,7 @@ fn unmark(top: &ImageFile, told: String) -> String {
             Err(error) => format!(
                 "{told}, and the mark of the image stays: {error}; remove it with `setfattr -x \
                  user.vhost-blk.overlay {}` before the next start of the disk",
-                top.path().display()
+                quoted(top.path())
             ),
         },
     }
