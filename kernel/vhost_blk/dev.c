@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * /dev/vhost-blk: open, close, the ioctls of include/uapi/vhost_blk.h. All others are the vhost
- * core's: see core.c.
+ * /dev/vhost-blk: the ioctls of include/uapi/vhost_blk.h. All others are the vhost core's: see core.c.
+ * life.c has its open and close.
  */
-#include <linux/anon_inodes.h>
 #include <linux/compat.h>
-#include <linux/file.h>
 #include <linux/miscdevice.h>
 #include <linux/module.h>
 
@@ -28,154 +26,13 @@ MODULE_PARM_DESC(inflight_bytes_max,
 
 struct workqueue_struct *vhost_blk_wait_wq;
 
-/* The vhost core's part has a fixed number of queues: made when that number is known. */
-static int vhost_blk_make_device(struct vhost_blk *blk, unsigned int num_queues)
-{
-	unsigned int i;
-
-	lockdep_assert_held(&blk->make_mutex);
-	blk->queues = kvcalloc(num_queues, sizeof(*blk->queues), GFP_KERNEL_ACCOUNT);
-	if (!blk->queues)
-		return -ENOMEM;
-	for (i = 0; i < num_queues; i++) {
-		vhost_blk_queue_init(blk, blk->queues + i);
-		blk->vqs[i] = &blk->queues[i].vq;
-	}
-	vhost_dev_init(&blk->dev, blk->vqs, num_queues, UIO_MAXIOV, VHOST_BLK_WEIGHT,
-		       VHOST_BLK_BYTE_WEIGHT, true, NULL);
-	for (i = 0; i < num_queues; i++)
-		vhost_blk_arrivals_init(blk->queues + i);
-	/* A reader that sees the number sees the device; pairs with its smp_load_acquire(). */
-	smp_store_release(&blk->num_queues, num_queues);
-	return 0;
-}
-
-/* Makes the device with all queues, unless it exists. */
-static int vhost_blk_need_device(struct vhost_blk *blk)
-{
-	int err = 0;
-
-	/* Pairs with vhost_blk_make_device(). */
-	if (likely(smp_load_acquire(&blk->num_queues)))
-		return 0;
-	mutex_lock(&blk->make_mutex);
-	if (!blk->num_queues)
-		err = vhost_blk_make_device(blk, VHOST_BLK_QUEUES_MAX);
-	mutex_unlock(&blk->make_mutex);
-	return err;
-}
-
 static int vhost_blk_set_num_queues(struct vhost_blk *blk, void __user *argp, size_t given)
 {
 	u32 num_queues;
 	int err;
 
 	err = vhost_blk_copy_arg(&num_queues, sizeof(num_queues), sizeof(num_queues), argp, given);
-	if (err)
-		return err;
-	if (!num_queues || num_queues > VHOST_BLK_QUEUES_MAX)
-		return -EINVAL;
-	mutex_lock(&blk->make_mutex);
-	err = blk->num_queues ? -EBUSY : vhost_blk_make_device(blk, num_queues);
-	mutex_unlock(&blk->make_mutex);
-	return err;
-}
-
-static const struct file_operations vhost_blk_end_fops;
-
-static int vhost_blk_open(struct inode *inode, struct file *file)
-{
-	struct vhost_blk *blk;
-
-	blk = kvzalloc(sizeof(*blk), GFP_KERNEL_ACCOUNT);
-	if (!blk)
-		return -ENOMEM;
-	blk->end_file = anon_inode_getfile("[vhost-blk]", &vhost_blk_end_fops, blk, O_RDWR);
-	if (IS_ERR(blk->end_file)) {
-		int err = PTR_ERR(blk->end_file);
-
-		kvfree(blk);
-		return err;
-	}
-	mutex_init(&blk->make_mutex);
-	mutex_init(&blk->backend_mutex);
-	spin_lock_init(&blk->serial_lock);
-	spin_lock_init(&blk->failure_lock);
-	vhost_blk_timing_init(blk);
-	file->private_data = blk;
-	return 0;
-}
-
-static void vhost_blk_unmake_device(struct vhost_blk *blk)
-{
-	WRITE_ONCE(blk->closing, true);
-	/* A queue that polls keeps its vq.mutex. */
-	atomic_inc(&blk->ioctls);
-	mutex_lock(&blk->dev.mutex);
-	vhost_blk_close_all(blk);
-	vhost_blk_unshare_limits(blk);
-	mutex_unlock(&blk->dev.mutex);
-	vhost_dev_stop(&blk->dev);
-	/* Waits for vhost_blk_end_io() of the last requests, which may have queued work. */
-	synchronize_rcu();
-	vhost_blk_cancel_orphans(blk);
-	vhost_dev_flush(&blk->dev);
-	vhost_dev_cleanup(&blk->dev);
-	vhost_blk_unpin_memory(blk);
-	vhost_blk_put_backend(blk->backend);
-	kvfree(blk->queues);
-}
-
-static void vhost_blk_unmake(struct vhost_blk *blk)
-{
-	if (blk->num_queues)
-		vhost_blk_unmake_device(blk);
-	vhost_blk_set_failure_event(blk, VHOST_FILE_UNBIND);
-	vhost_blk_timing_free(blk);
-	kvfree(blk);
-}
-
-static void vhost_blk_close_work(struct work_struct *work)
-{
-	vhost_blk_unmake(container_of(work, struct vhost_blk, close_work));
-	/* The exit of the module waits for the end of this function. */
-	module_put(THIS_MODULE);
-}
-
-/*
- * Waits for the storage. A kernel thread must not: one thread closes the last descriptors of the
- * whole host that were in messages between sockets, or in memory maps (delayed_fput_work).
- */
-static int vhost_blk_end(struct inode *inode, struct file *file)
-{
-	struct vhost_blk *blk = file->private_data;
-
-	if (current->flags & PF_KTHREAD) {
-		__module_get(THIS_MODULE);
-		INIT_WORK(&blk->close_work, vhost_blk_close_work);
-		queue_work(vhost_blk_wait_wq, &blk->close_work);
-	} else {
-		vhost_blk_unmake(blk);
-	}
-	return 0;
-}
-
-static const struct file_operations vhost_blk_end_fops = {
-	.owner		= THIS_MODULE,
-	.release	= vhost_blk_end,
-};
-
-/*
- * A task that exits closes all its files before it waits here: the release of a further file comes
- * after those that are queued in the task. The storage, or the guest's memory, may need the end of
- * one of them: a file of a FUSE server in this task, or a userfaultfd.
- */
-static int vhost_blk_close(struct inode *inode, struct file *file)
-{
-	struct vhost_blk *blk = file->private_data;
-
-	fput(blk->end_file);
-	return 0;
+	return err ?: vhost_blk_make_with(blk, num_queues);
 }
 
 /* The queues read them one by one; they need not change together. */

@@ -183,6 +183,12 @@ struct vhost_blk {
 	struct work_struct close_work;
 };
 
+/* life.c */
+int vhost_blk_need_device(struct vhost_blk *blk);
+int vhost_blk_make_with(struct vhost_blk *blk, u32 num_queues);
+int vhost_blk_open(struct inode *inode, struct file *file);
+int vhost_blk_close(struct inode *inode, struct file *file);
+
 /* queue.c */
 void vhost_blk_iotlb_updated(struct vhost_blk *blk);
 

@@ -377,7 +377,7 @@ fn file_failure(error: FileError) -> Failure {
     match error {
         FileError::Lock(error) => {
             let in_use = match &error {
-                LockError::InUse { path, .. } => Some(path.clone()),
+                LockError::InUse { path, .. } => Some(path.clone().into_boxed_path()),
                 _ => None,
             };
             Failure { in_use, ..Failure::told(LOCK, error) }

@@ -4,7 +4,7 @@
 use serde_json::{Value, json};
 use std::fmt;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::Path;
 use std::process::ExitCode;
 
 /// The sort of an error, for an exit code or an error of the control protocol.
@@ -36,7 +36,7 @@ pub struct Failure {
     /// The name of the error with which a daemon has answered; `None`: the failure is this program's own.
     pub error: Option<String>,
     /// The image that another program, or another disk, has; `None`: another failure.
-    pub in_use: Option<PathBuf>,
+    pub in_use: Option<Box<Path>>,
 }
 
 impl Failure {

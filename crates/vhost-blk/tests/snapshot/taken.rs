@@ -76,6 +76,7 @@ fn an_image_with_an_overlay_is_not_opened_for_writing_again() {
     fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
     let options = snapshot(&rig, "a --to over.qcow2");
     let overlay = rig.path("over.qcow2");
+    assert_eq!(rig.json("status a")["image_lock"], "held");
     assert_eq!(
         options,
         format!("--blk-file {} --format qcow2 --allow-backing same-dir", text(&overlay))

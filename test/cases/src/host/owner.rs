@@ -12,9 +12,10 @@ use crate::host::target::{self, Target, check_serves, need_module};
 use anyhow::{Context, Result, ensure};
 use driver::kernel::KernelOptions;
 use driver::{Device, Options, Placed, Segment};
+use kit::outcome::skip;
 use kit::rng::Rng;
-use kit::set::Set::{Full, Gating};
-use std::io::{BufRead, BufReader, Read, Write};
+use kit::set::Set::{Full, Gating, Plain};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -25,7 +26,7 @@ cases! { Host;
     "owner-sigkill-50", Full,
         "the same fifty times",
         |env| kill_owners(env, 50);
-    "owner-fault", Gating,
+    "owner-fault", Plain,
         "the owner is killed while a transfer waits for a page that its own userfaultfd holds back: its exit ends",
         kill_faulting;
 }
@@ -85,6 +86,9 @@ pub(crate) fn own_faulting(env: &Env) -> Result<()> {
 
 fn kill_faulting(env: &Env) -> Result<()> {
     need_module()?;
+    if Userfault::new().is_err_and(|why| why.kind() == ErrorKind::Unsupported) {
+        return Err(skip("this kernel has no userfaultfd"));
+    }
     let (disk, _) = null_blk(NullBlkOptions { mib: 64, ..NullBlkOptions::USUAL })?;
     let refs = module::references()?;
     let mut owner = start("own-faulting", &disk, env.seed())?;

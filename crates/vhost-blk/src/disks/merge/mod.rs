@@ -100,8 +100,8 @@ impl Disks {
         go_on: impl Fn() -> bool,
     ) -> Result<Merged, Failure> {
         let update_config = wanted.update_config;
-        let refused = |told: String| Failure::told(format!("{WHAT} {name}"), told);
         let what = format!("{WHAT} {name}");
+        let refused = |told: String| Failure::told(&what, told);
         let act = format!("the begin of a commit of the disk {name}");
         let no_reload = self.turn(&what, act, &mut || go_on())?;
         let source = self.source(name, WHAT)?;
@@ -120,13 +120,12 @@ impl Disks {
         let lock = plan.lock(self, &source).map_err(refused)?;
         let marked = Marked::of(plan.backing());
         let kept = Arc::new(Kept { _lock: lock, owner });
-        let (of_thread, of_source) = (Arc::clone(&plan), source.clone());
-        let of_error = what.clone();
+        let (of_thread, of_source, of_error) = (Arc::clone(&plan), source.clone(), what.clone());
         let open = move || {
             let merge = of_thread.open(&of_source);
             merge.map(Copier::new).map_err(|told| Failure::told(of_error, told))
         };
-        let hand = Hand::start(what, Arc::clone(&kept) as converge::Sign, open, go_on)?;
+        let hand = Hand::start(what.clone(), Arc::clone(&kept) as converge::Sign, open, go_on)?;
         let merging = Merging { disks: self, source: &source, plan: &plan, state: &state, marked };
         let followed = source.follow(&state.brake, Growth::Merging, &go_on);
         let followed = followed.map_err(|unfinished| match unfinished {
@@ -146,9 +145,9 @@ impl Disks {
         }
         let done = match done {
             Ok(Done { no_reload, new, config, pause }) => {
-                if let Some(new) = new {
-                    self.go_on_in(&source, Some((&no_reload, plan.args().clone())), new);
-                }
+                let in_new =
+                    |new| self.go_on_in(&source, Some((&no_reload, plan.args().clone())), new);
+                new.into_iter().for_each(in_new);
                 drop(no_reload);
                 let (image, overlay) = plan.paths();
                 Ok(Merged { image, overlay, options: options(plan.args()), config, pause })
