@@ -17,6 +17,7 @@ pub(crate) fn describe(
     let block = options.logical_block_bytes.unwrap_or(512).max(512);
     let chain = match files.len() {
         1 => String::new(),
+        2 => " with 1 backing file".to_owned(),
         n => format!(" with {} backing files", n - 1),
     };
     let align = |range: RangeLimits| RangeLimits {

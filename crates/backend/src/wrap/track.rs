@@ -247,11 +247,11 @@ impl Disk for Track {
             }
             Growth::Merging => {
                 "only the uring data plane serves a disk while its image is merged; wait for the \
-                 end of that, or serve the disk with --data-plane auto to begin it"
+                 end of that (a disk with --data-plane kernel needs auto for it)"
             }
             Growth::Mirroring => {
                 "only the uring data plane serves a disk while it is mirrored; wait for the end of \
-                 that, or serve the disk with --data-plane auto to begin it"
+                 that (a disk with --data-plane kernel needs auto for it)"
             }
         })
     }

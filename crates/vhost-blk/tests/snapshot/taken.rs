@@ -183,7 +183,7 @@ fn the_disk_of_serve_gets_snapshots_and_tells_the_next_options() {
     assert!(told.ends_with(&format!(" ms\nits next start needs {options}\n")), "{told}");
     let status = rig.json("status");
     assert_eq!((&status["paused"], &status["capacity_bytes"]), (&json!(true), &json!(1 << 20)));
-    assert!(status["disk"].as_str().unwrap().contains("with 1 backing files"), "{status}");
+    assert!(status["disk"].as_str().unwrap().contains("with 1 backing file"), "{status}");
     rig.ok("resume");
     let chain = rig.ok("snapshots");
     let rows: Vec<Vec<&str>> = chain.lines().map(|row| row.split_whitespace().collect()).collect();
