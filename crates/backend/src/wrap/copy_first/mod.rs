@@ -58,10 +58,8 @@ impl Disk for CopyFirst {
     }
 
     fn kernel_file(&self) -> Result<BorrowedFd<'_>, &'static str> {
-        Err(
-            "only the uring data plane serves a disk during a backup; wait for the end of the backup, \
-             or serve the disk with --data-plane auto to begin one",
-        )
+        Err("only the uring data plane serves a disk during a backup; wait for the end of that \
+             (a disk with --data-plane kernel needs auto for it)")
     }
 
     fn sync_failed(&self, errno: i32) {
