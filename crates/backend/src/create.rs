@@ -40,8 +40,8 @@ pub enum CreateError {
         path: PathBuf,
     },
     /// The size exceeds the maximum file size of the file system.
-    #[error("{}: {size_bytes} bytes are more than its file system or the limit on the size of files (ulimit -f, LimitFSIZE=) \
-             allows; choose a smaller size, or raise that limit", .path.display())]
+    #[error("{}: {size_bytes} bytes are more than its file system allows, or than the limit on the size of files \
+             (ulimit -f, LimitFSIZE=); choose a smaller size, or raise that limit", .path.display())]
     TooLarge {
         /// The image.
         path: PathBuf,
