@@ -33,9 +33,7 @@ pub(super) fn remove(
 ) -> Result<Value, CallError> {
     let wanted = call.optional("name", text)?;
     let bitmap = call.required("bitmap", text)?;
-    call.no_more()?;
-    let name = disks.resolve(wanted.as_deref())?;
-    client.means(&name);
+    let name = client.disk_of(disks, call, wanted.as_deref())?;
     disks.remove_bitmap(&name, &bitmap, || client.is_connected())?;
     Ok(json!({}))
 }

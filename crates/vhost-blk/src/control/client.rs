@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The peer of a control connection.
 
+use super::protocol::{Call, CallError};
+use crate::disks::Disks;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::socket_peercred;
 use rustix::process::geteuid;
@@ -36,6 +38,22 @@ impl<'a> Client<'a> {
     /// Notes the disk of its command, for the log.
     pub(super) fn means(&self, disk: &str) {
         disk.clone_into(&mut self.disk.borrow_mut());
+    }
+
+    /// The disk of a call whose other parameters are read, by its name. Notes it for the log.
+    ///
+    /// # Errors
+    /// [`CallError`] if a parameter is left, or there is no such disk.
+    pub(super) fn disk_of(
+        &self,
+        disks: &Disks,
+        call: &Call,
+        wanted: Option<&str>,
+    ) -> Result<String, CallError> {
+        call.no_more()?;
+        let name = disks.resolve(wanted)?;
+        self.means(&name);
+        Ok(name)
     }
 
     /// Returns whether the client still waits.

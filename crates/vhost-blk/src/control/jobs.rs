@@ -38,9 +38,7 @@ pub(super) fn cancel(
         [Work::Backup, Work::Commit, Work::Mirror].into_iter().find(|work| work.name() == name)
     };
     let kind = call.optional("kind", kind)?;
-    call.no_more()?;
-    let name = disks.resolve(wanted.as_deref())?;
-    client.means(&name);
+    let name = client.disk_of(disks, call, wanted.as_deref())?;
     Ok(json!({"changed": disks.cancel_job(&name, kind, || client.is_connected())?}))
 }
 
@@ -52,8 +50,6 @@ pub(super) fn set_bandwidth(
 ) -> Result<Value, CallError> {
     let wanted = call.optional("name", text)?;
     let bandwidth = call.required("bandwidth", Value::as_u64)?;
-    call.no_more()?;
-    let name = disks.resolve(wanted.as_deref())?;
-    client.means(&name);
+    let name = client.disk_of(disks, call, wanted.as_deref())?;
     Ok(json!({"changed": disks.set_job_bandwidth(&name, NonZeroU64::new(bandwidth))?}))
 }

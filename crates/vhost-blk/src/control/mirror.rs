@@ -24,9 +24,7 @@ pub(super) fn begin(
         overwrite: call.optional("overwrite", Value::as_bool)?.unwrap_or(false),
         update_config: call.optional("update_config", Value::as_bool)?,
     };
-    call.no_more()?;
-    let name = disks.resolve(wanted_name.as_deref())?;
-    client.means(&name);
+    let name = client.disk_of(disks, call, wanted_name.as_deref())?;
     disks.mirror(&name, &wanted, || client.is_connected())?;
     Ok(json!({}))
 }
@@ -46,9 +44,7 @@ pub(super) fn complete(
 ) -> Result<Value, CallError> {
     let wanted = call.optional("name", text)?;
     let update_config = call.optional("update_config", Value::as_bool)?.unwrap_or(false);
-    call.no_more()?;
-    let name = disks.resolve(wanted.as_deref())?;
-    client.means(&name);
+    let name = client.disk_of(disks, call, wanted.as_deref())?;
     let done = disks.complete_mirror(&name, update_config, || client.is_connected())?;
     Ok(json!({
         "image": done.image.display().to_string(),

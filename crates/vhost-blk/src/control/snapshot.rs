@@ -23,9 +23,7 @@ pub(super) fn take(
         update_config: call.optional("update_config", Value::as_bool)?.unwrap_or(false),
         no_mark: call.optional("no_mark", Value::as_bool)?.unwrap_or(false),
     };
-    call.no_more()?;
-    let name = disks.resolve(wanted_name.as_deref())?;
-    client.means(&name);
+    let name = client.disk_of(disks, call, wanted_name.as_deref())?;
     let taken = disks.snapshot(&name, &wanted, || client.is_connected())?;
     tracing::info!(disk = name, overlay = %taken.overlay.display(), "snapshot");
     Ok(json!({
@@ -62,9 +60,7 @@ pub(super) fn commit(
         update_config: call.optional("update_config", Value::as_bool)?.unwrap_or(false),
         bandwidth: bandwidth(call)?,
     };
-    call.no_more()?;
-    let name = disks.resolve(wanted.as_deref())?;
-    client.means(&name);
+    let name = client.disk_of(disks, call, wanted.as_deref())?;
     let merged = disks.merge(&name, &options, || client.is_connected())?;
     tracing::info!(disk = name, image = %merged.image.display(), "merged");
     Ok(json!({

@@ -21,28 +21,31 @@ pub(super) fn exclude_each_other(one: &DiskArgs, other: &DiskArgs) -> bool {
 }
 
 /// Another disk of this daemon.
-struct Other {
+pub(super) struct Other {
     name: String,
     /// It was removed, and its storage has not answered.
     is_ending: bool,
 }
 
 impl Other {
-    fn failure(&self, what: String, object: &str) -> Failure {
+    /// The cause of a refusal, and its remedy.
+    pub(super) fn told(&self) -> (String, String) {
         let Other { name, is_ending } = self;
         match is_ending {
-            false => {
-                let why = format!("the disk {name} of this daemon has it");
-                let remove = format!("remove that disk (vhost-blk ctl remove {name})");
-                Failure::run(what, why, format!("{remove}, or name another {object}"))
-            }
-            true => {
-                let why = format!(
-                    "the removed disk {name} of this daemon has it until its storage answers"
-                );
-                Failure::run(what, why, format!("check that storage, or name another {object}"))
-            }
+            false => (
+                format!("the disk {name} of this daemon has it"),
+                format!("remove that disk (vhost-blk ctl remove {name})"),
+            ),
+            true => (
+                format!("the removed disk {name} of this daemon has it until its storage answers"),
+                "check that storage".to_owned(),
+            ),
         }
+    }
+
+    fn failure(&self, what: String, object: &str) -> Failure {
+        let (why, remedy) = self.told();
+        Failure::run(what, why, format!("{remedy}, or name another {object}"))
     }
 }
 
@@ -100,9 +103,7 @@ impl Disks {
                 && exclude_each_other(args, &entry.args)
         })
     }
-}
 
-impl Disks {
     /// Returns whether a disk has a locked qcow2 image.
     ///
     /// # Errors
@@ -114,14 +115,14 @@ impl Disks {
         Ok(is_qcow2 && entry.args.lock == LockMode::Auto)
     }
 
-    /// Name of another disk that has this file.
-    pub(super) fn other_user_of(&self, source: &Source, file: &ImageFile) -> Option<String> {
+    /// Another disk that has this file.
+    pub(super) fn other_user_of(&self, source: &Source, file: &ImageFile) -> Option<Other> {
         let wanted = identity_of(file.found());
         let has_it = |entry: &Entry| {
             let is_other = !Arc::ptr_eq(&entry.control, &source.control);
             is_other && files_of(entry).any(|file| identity_of(file.found()) == wanted)
         };
-        self.lock().other(has_it).map(|other| other.name)
+        self.lock().other(has_it)
     }
 }
 

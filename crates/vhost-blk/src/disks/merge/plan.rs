@@ -83,18 +83,15 @@ impl Plan {
             return Ok(None);
         }
         self.backing.raise_lock().map(Some).map_err(|error| {
-            let file = self.path.display();
-            match (error, disks.other_user_of(source, &self.backing)) {
-                (LockError::InUse { .. }, Some(other)) => format!(
-                    "the disk {other} of this daemon has the backing file {file}, too; remove that disk \
-                     (vhost-blk ctl remove {other})"
+            let LockError::InUse { .. } = error else { return error.to_string() };
+            let (why, remedy) = match disks.other_user_of(source, &self.backing) {
+                Some(other) => other.told(),
+                None => (
+                    "another program, of this host or another one, has it".to_owned(),
+                    "stop that program".to_owned(),
                 ),
-                (LockError::InUse { .. }, None) => format!(
-                    "another program, of this host or another one, has the backing file {file}, too; stop \
-                     that program"
-                ),
-                (error, _) => error.to_string(),
-            }
+            };
+            format!("the backing file {}: {why}; {remedy}", self.path.display())
         })
     }
 
