@@ -15,19 +15,11 @@ use images::{BYTES, add, add_raw, begin, error_of, fill, guest, image};
 use rig::{Raw, Rig};
 use serde_json::{Value, json};
 
-const SUBSCRIBE: &str = r#"{"method":"io.vhostblk.Events","more":true}"#;
-
-fn subscribed(rig: &Rig) -> Raw {
-    let mut raw = rig.connect();
-    raw.call(SUBSCRIBE);
-    raw
-}
-
 /// The next event about work.
 #[track_caller]
 fn next(raw: &mut Raw) -> Value {
     loop {
-        let event = raw.receive()["parameters"]["event"].take();
+        let event = raw.next_event();
         let name = event["event"].as_str().unwrap().to_owned();
         if ["_begun", "_ended", "_completed", "_ready"].iter().any(|end| name.ends_with(end)) {
             return event;
@@ -66,7 +58,7 @@ fn a_backup_is_seen_and_its_result_can_be_used_when_its_completion_is_told() {
     let rig = Rig::new();
     add_raw(&rig);
     fill(&mut guest(&rig, "a"), 1);
-    let mut raw = subscribed(&rig);
+    let mut raw = rig.events();
     assert_eq!(jobs(&rig), [] as [Value; 0]);
     let client = begin(&rig, "backup a --to b.img --bandwidth 16M");
     expect(&rig, &mut raw, "backup_begun", "b.img");
@@ -97,7 +89,7 @@ fn failed_and_cancelled_backups_tell_their_reason() {
     image(&rig, "a.img", "raw");
     add(&rig, "a", "--blk-file a.img");
     fill(&mut guest(&rig, "a"), 1);
-    let mut raw = subscribed(&rig);
+    let mut raw = rig.events();
     rig.refused("backup a --to a.img", 1);
     let mut client = begin(&rig, "backup a --to b.img --bandwidth 1M");
     expect(&rig, &mut raw, "backup_begun", "b.img");
@@ -127,7 +119,7 @@ fn snapshots_and_commits_tell_their_begin_and_end() {
     let rig = Rig::new();
     add_raw(&rig);
     let mut guest = guest(&rig, "a");
-    let mut raw = subscribed(&rig);
+    let mut raw = rig.events();
     rig.ok("snapshot a --to b.qcow2");
     expect(&rig, &mut raw, "snapshot_begun", "b.qcow2");
     expect(&rig, &mut raw, "snapshot_completed", "b.qcow2");
@@ -151,7 +143,7 @@ fn snapshots_and_commits_tell_their_begin_and_end() {
 fn a_mirror_is_seen_and_the_next_one_can_begin_when_its_end_is_told() {
     let rig = Rig::new();
     add_raw(&rig);
-    let mut raw = subscribed(&rig);
+    let mut raw = rig.events();
     rig.ok("mirror a --to b.img --wait");
     expect(&rig, &mut raw, "mirror_begun", "b.img");
     assert_eq!(next(&mut raw)["event"], "mirror_ready");
@@ -197,7 +189,7 @@ fn overlaid() -> Rig {
 fn another_client_changes_the_bandwidth_of_each_job() {
     for (kind, command) in SLOW_JOBS {
         let rig = overlaid();
-        let mut raw = subscribed(&rig);
+        let mut raw = rig.events();
         let client = begin(&rig, command);
         assert_eq!(next(&mut raw)["event"], format!("{kind}_begun"));
         assert_eq!(wait_for_job(&rig, kind)["bandwidth"], 1024);
@@ -216,7 +208,7 @@ fn another_client_changes_the_bandwidth_of_each_job() {
 #[test]
 fn another_client_cancels_each_job() {
     let rig = overlaid();
-    let mut raw = subscribed(&rig);
+    let mut raw = rig.events();
     for (kind, command) in SLOW_JOBS {
         for cancel in [format!("{kind} a --cancel"), "jobs a --cancel".to_owned()] {
             let client = begin(&rig, command);
@@ -243,7 +235,7 @@ fn another_client_cancels_each_job() {
 fn the_client_of_a_job_learns_of_the_end_of_the_daemon() {
     for (kind, command) in SLOW_JOBS {
         let mut rig = overlaid();
-        let mut raw = subscribed(&rig);
+        let mut raw = rig.events();
         let client = begin(&rig, command);
         assert_eq!(next(&mut raw)["event"], format!("{kind}_begun"));
         rig.daemon.signal(libc::SIGKILL);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The end of streams: a stop of the daemon differs from a crash.
 
-use crate::events::subscribed;
 use crate::rig::Rig;
 use crate::watcher::Watcher;
 use driver::Request;
@@ -58,7 +57,7 @@ fn a_stop_is_the_last_message_of_each_stream_with_its_cause() {
 fn a_stop_follows_the_end_of_the_disks_and_has_the_last_reply() {
     let mut rig = Rig::new();
     rig.add("a", "");
-    let mut raw = subscribed(&rig);
+    let mut raw = rig.events();
     let mut trace = rig.connect();
     let call = r#"{"method":"io.vhostblk.Trace","more":true,"parameters":{"slower_than_us":1}}"#;
     trace.call(call);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The treatment of storage that fails or hangs: apart for reads, and changed while a guest is connected.
 
-use crate::events::{next, subscribed};
 use crate::reload::file;
 use crate::rig::Rig;
 use driver::{Device, Options, Request};
@@ -56,10 +55,10 @@ fn the_policy_changes_while_a_guest_is_connected_also_if_its_requests_are_kept()
         let options = Options { packed, inflight, limit, ..Options::default() };
         let mut guest = Device::connect(rig.path("a.sock"), &options).unwrap();
         guest.write(8, &[1; 512]).unwrap_err();
-        let mut told = subscribed(&rig);
+        let mut told = rig.events();
         assert_eq!(rig.ok("set-errors a --on-error stop"), "done\n");
         assert_eq!(rig.ok("set-errors a --on-error stop"), "nothing to do\n");
-        let event = next(&mut told);
+        let event = told.next_event();
         let errors = json!({"on_error": "stop", "on_read_error": "stop", "io_timeout": null});
         assert_eq!((&event["event"], &event["errors"]), (&json!("errors_set"), &errors));
         halts(&rig, &mut guest, &Request::write(8, &[1; 512]));
@@ -81,10 +80,10 @@ fn the_time_limit_of_requests_changes_while_a_guest_is_connected() {
     let rig = Rig::new();
     rig.add("a", "--wrap delay:us=1000000");
     let mut guest = rig.guest("a");
-    let mut told = subscribed(&rig);
+    let mut told = rig.events();
     rig.ok("set-errors a --io-timeout 0.1");
     guest.write(8, &[1; 512]).unwrap();
-    let names = [(); 3].map(|()| next(&mut told)["event"].clone());
+    let names = [(); 3].map(|()| told.next_event()["event"].clone());
     assert_eq!(names, ["errors_set", "stalled", "stall_ended"]);
     rig.ok("set-errors a --io-timeout 0");
     guest.write(8, &[1; 512]).unwrap();

@@ -1,33 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Events of the disks.
 
-use crate::rig::{Raw, Rig};
+use crate::rig::Rig;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-
-const SUBSCRIBE: &str = r#"{"method":"io.vhostblk.Events","more":true}"#;
-
-pub(crate) fn subscribed(rig: &Rig) -> Raw {
-    let mut raw = rig.connect();
-    let first = raw.call(SUBSCRIBE);
-    assert_eq!(first, json!({"parameters": {}, "continues": true}));
-    raw
-}
-
-#[track_caller]
-pub(crate) fn next(raw: &mut Raw) -> Value {
-    let mut reply = raw.receive();
-    assert_eq!(reply["continues"], true);
-    let event = reply["parameters"]["event"].take();
-    let time = event["time"].as_str().unwrap();
-    assert!(time > "2026-11-01T00:00:00.000Z" && time.len() == 24, "{event}");
-    event
-}
 
 #[test]
 fn each_change_of_a_disk_is_an_event_with_its_disk() {
     let rig = Rig::new();
-    let (mut one, mut other) = (subscribed(&rig), subscribed(&rig));
+    let (mut one, mut other) = (rig.events(), rig.events());
     rig.add("a", "");
     rig.ok("pause a");
     rig.ok("pause a");
@@ -43,7 +24,7 @@ fn each_change_of_a_disk_is_an_event_with_its_disk() {
     for raw in [&mut one, &mut other] {
         let mut told = Vec::new();
         while told.last() != Some(&"removed".to_owned()) {
-            let event = next(raw);
+            let event = raw.next_event();
             assert_eq!(event["disk"], "a");
             let name = event["event"].as_str().unwrap().to_owned();
             match &*name {
@@ -74,15 +55,15 @@ fn a_ring_fault_is_an_event_with_its_queue_and_once() {
     let rig = Rig::new();
     rig.add("a", "");
     let mut guest = rig.guest("a");
-    let mut raw = subscribed(&rig);
+    let mut raw = rig.events();
     // More chains than the ring has entries.
     guest.queue(0).queue().split().write_avail_idx(0x8000);
     guest.queue(0).queue().kick();
-    let event = next(&mut raw);
+    let event = raw.next_event();
     assert_eq!((&event["event"], &event["queue"]), (&json!("faulted"), &json!(0)));
     guest.queue(0).queue().kick();
     rig.ok("pause a");
-    assert_eq!(next(&mut raw)["event"], "paused");
+    assert_eq!(raw.next_event()["event"], "paused");
 }
 
 #[test]
@@ -90,7 +71,7 @@ fn a_subscriber_that_does_not_read_loses_events_and_is_told_how_many() {
     // Log lines would fill the pipe that this test does not read.
     let rig = Rig::with(&["--log-level", "error"]);
     rig.add("a", "");
-    let mut slow = subscribed(&rig);
+    let mut slow = rig.events();
     let mut raw = rig.connect();
     let limit = |iops: u64| {
         format!(r#"{{"method":"io.vhostblk.Limit","parameters":{{"name":"a","iops":{iops}}}}}"#)
@@ -102,7 +83,7 @@ fn a_subscriber_that_does_not_read_loses_events_and_is_told_how_many() {
     }
     let (mut seen, mut lost) = (0, 0);
     while seen + lost < EVENTS {
-        let event = next(&mut slow);
+        let event = slow.next_event();
         match event["event"].as_str().unwrap() {
             "limited" => seen += 1,
             "lost" => lost += event["lost"].as_u64().unwrap(),
@@ -160,12 +141,12 @@ fn a_failure_of_the_storage_is_an_event_and_in_the_status() {
     let rig = Rig::new();
     rig.add("a", "--wrap fault:ops=write,errno=ENOSPC");
     let mut guest = rig.guest("a");
-    let mut raw = subscribed(&rig);
+    let mut raw = rig.events();
     assert_eq!(rig.json("status a")["last_failure"], Value::Null);
     for _ in 0..3 {
         guest.write(24, &[1; 512]).unwrap_err();
     }
-    let event = next(&mut raw);
+    let event = raw.next_event();
     let expected = json!({
         "kind": "no_space", "operation": "write", "sector": 24, "requests": 1,
         "reason": "storage error: No space left on device (os error 28)",

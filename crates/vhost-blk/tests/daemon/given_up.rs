@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Disks whose storage does not answer are removed by force: the file system of their image is frozen.
 
-use crate::events::{next, subscribed};
 use crate::mount::{Frozen, Mount, may_not_mount};
 use crate::rig::{Rig, scrape};
 use driver::{Device, Options, Request};
@@ -62,7 +61,7 @@ fn a_disk_whose_storage_hangs_leaves_its_name_by_force_and_goes_when_the_storage
     let rig = Rig::with(&["--metrics", &format!("unix:{}", page.display())]);
     let mount = Mount::ext4(rig.place.dir.path(), 64);
     let (_guest, frozen) = hung(&rig, &mount);
-    let mut told = subscribed(&rig);
+    let mut told = rig.events();
     let removed = rig.ok("remove a --force");
     assert!(removed.starts_with("given up: its image stays in use"), "{removed}");
     assert_eq!(states(&rig), [("a".to_owned(), "given_up".to_owned())]);
@@ -89,7 +88,7 @@ fn a_disk_whose_storage_hangs_leaves_its_name_by_force_and_goes_when_the_storage
     rig.ok("upgrade");
     let mut names = Vec::new();
     while names.last() != Some(&"released".to_owned()) {
-        names.push(next(&mut told)["event"].as_str().unwrap().to_owned());
+        names.push(told.next_event()["event"].as_str().unwrap().to_owned());
     }
     assert_eq!(names, ["given_up", "added", "connected", "disconnected", "released"]);
 }

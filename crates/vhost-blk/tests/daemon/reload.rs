@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The directory of configuration files.
 
-use crate::events::{next, subscribed};
 use crate::mount::{Frozen, Mount, may_not_mount};
 use crate::rig::Rig;
 use backend::{File, FileOptions};
@@ -170,12 +169,12 @@ fn a_disk_that_ends_too_late_for_its_restart_is_served_after_its_end() {
     let (frozen, text) = slow_to_end(&rig, &mount, Some);
     assert!(text.starts_with("a: failed: ") && text.contains(COMES_BACK), "{text}");
     assert_eq!(rig.row("a")["state"], "stopping");
-    let mut told = subscribed(&rig);
+    let mut told = rig.events();
     drop(frozen);
     rig.wait_for("a", "serving");
     assert_eq!(rig.guest("a").get_id().unwrap()[..3], *b"new");
     assert_eq!(rig.ok("reload"), "nothing to do\n");
-    let names = [(); 3].map(|()| next(&mut told)["event"].clone());
+    let names = [(); 3].map(|()| told.next_event()["event"].clone());
     assert_eq!(names, ["removed", "start_failed", "added"]);
 }
 
@@ -199,9 +198,9 @@ fn a_disk_that_is_removed_while_its_restart_waits_does_not_come_back() {
         if is_late {
             remove();
         }
-        let mut told = subscribed(&rig);
+        let mut told = rig.events();
         drop(frozen);
-        assert_eq!(next(&mut told)["event"], "removed");
+        assert_eq!(told.next_event()["event"], "removed");
         assert_eq!(rig.names(), [""; 0]);
     }
 }

@@ -3,7 +3,7 @@
 
 use crate::common::{self, Daemon, Place, program, run};
 use driver::{Device, Options, Request};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -147,6 +147,15 @@ impl Rig {
         stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         Raw { reader: BufReader::new(stream.try_clone().unwrap()), stream }
     }
+
+    /// A connection that receives the events from now on.
+    #[track_caller]
+    pub(crate) fn events(&self) -> Raw {
+        let mut raw = self.connect();
+        let first = raw.call(r#"{"method":"io.vhostblk.Events","more":true}"#);
+        assert_eq!(first, json!({"parameters": {}, "continues": true}));
+        raw
+    }
 }
 
 /// Starts a daemon, and waits until it has read its directory, and no disk of that is being opened.
@@ -219,6 +228,16 @@ impl Raw {
     pub(crate) fn call(&mut self, text: &str) -> Value {
         self.send(text);
         self.receive()
+    }
+
+    #[track_caller]
+    pub(crate) fn next_event(&mut self) -> Value {
+        let mut reply = self.receive();
+        assert_eq!(reply["continues"], true, "{reply}");
+        let event = reply["parameters"]["event"].take();
+        let time = event["time"].as_str().unwrap();
+        assert!(time > "2026-11-01T00:00:00.000Z" && time.len() == 24, "{event}");
+        event
     }
 }
 

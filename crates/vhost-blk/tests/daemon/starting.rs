@@ -3,7 +3,6 @@
 //! use, and its file system is frozen.
 
 use crate::common::{self, Daemon, Place};
-use crate::events::{next, subscribed};
 use crate::mount::{Frozen, Mount, may_not_mount, run};
 use crate::rig::{Rig, command, place_of, scrape};
 use serde_json::json;
@@ -198,14 +197,14 @@ fn a_disk_that_fails_is_listed_with_its_error_and_served_as_soon_as_it_can_be() 
     let page = scrape(&rig.path("m"));
     assert!(page.contains("vhost_blk_disk_failed{disk=\"late\"} 1"), "{page}");
     assert!(page.contains("vhost_blk_disk_failed{disk=\"a\"} 0"), "{page}");
-    let mut events = subscribed(&rig);
+    let mut events = rig.events();
     std::fs::remove_file(rig.path("conf/wrong.toml")).unwrap();
     std::fs::File::create(rig.path("late.img")).unwrap().set_len(1 << 20).unwrap();
     // Without a reload. The failed disk whose file has gone leaves the list, too.
     rig.wait_for("late", "serving");
     rig.guest("late").write(0, &[1; 512]).unwrap();
     rig.place.wait_until("the end of the failed one", || rig.row("wrong").is_null());
-    let mut told = [next(&mut events), next(&mut events)].map(|event| {
+    let mut told = [events.next_event(), events.next_event()].map(|event| {
         (event["disk"].as_str().unwrap().to_owned(), event["event"].as_str().unwrap().to_owned())
     });
     told.sort();
@@ -224,9 +223,9 @@ fn a_failed_disk_is_removed_by_command_and_outlives_an_upgrade() {
         ("gone", "blk-file = '@/gone.img'\nsocket-path = '@/gone.sock'\nnum-queues = 1\n"),
     ]);
     ["late", "gone"].iter().for_each(|name| rig.wait_for(name, "failed"));
-    let mut events = subscribed(&rig);
+    let mut events = rig.events();
     assert!(rig.ok("remove gone").contains("gone.toml stays, and a reload adds the disk again"));
-    assert_eq!(next(&mut events)["event"], "removed");
+    assert_eq!(events.next_event()["event"], "removed");
     rig.ok("upgrade");
     rig.wait_for("late", "failed");
     assert_eq!(rig.names(), ["late"]);

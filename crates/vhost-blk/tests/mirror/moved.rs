@@ -200,15 +200,13 @@ fn bitmaps_go_on_through_a_mirror() {
 fn events_tell_the_course_of_a_mirror() {
     let rig = Rig::new();
     add_raw(&rig);
-    let mut events = rig.connect();
-    events.send(r#"{"method":"io.vhostblk.Events","more":true}"#);
-    events.receive();
+    let mut events = rig.events();
     rig.ok("mirror a --to b --wait");
     rig.ok("mirror a --cancel");
     rig.ok("mirror a --to c --complete");
     let mut told = Vec::new();
     while told.last().is_none_or(|(name, _)| name != "mirror_completed") {
-        let event = events.receive()["parameters"]["event"].clone();
+        let event = events.next_event();
         let name = event["event"].as_str().unwrap().to_owned();
         let detail = event["reason"].as_str().or(event["target"].as_str()).unwrap_or("");
         told.push((name, detail.to_owned()));

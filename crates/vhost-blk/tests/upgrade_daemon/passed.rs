@@ -238,16 +238,13 @@ fn calls_that_follow_an_upgrade_on_the_same_connection_are_answered() {
 fn a_subscription_of_events_ends_with_the_program_and_a_new_one_holds() {
     let rig = Rig::new();
     rig.add("a", "");
-    let subscribe = r#"{"method":"io.vhostblk.Events","more":true}"#;
-    let mut raw = rig.connect();
-    raw.call(subscribe);
+    let mut raw = rig.events();
     rig.upgrade();
     let mut rest = Vec::new();
     std::io::Read::read_to_end(&mut raw.reader, &mut rest).unwrap();
     assert_eq!(rest, b"");
-    let mut raw = rig.connect();
-    raw.call(subscribe);
+    let mut raw = rig.events();
     rig.ok("pause a");
-    let names = [(); 2].map(|()| raw.receive()["parameters"]["event"]["event"].clone());
+    let names = [(); 2].map(|()| raw.next_event()["event"].clone());
     assert_eq!(names, ["upgraded", "paused"]);
 }
