@@ -323,8 +323,11 @@ impl RunningQueue {
 
     /// Stage *completion* of a request that was carried out: status byte and written length.
     #[inline]
-    pub(crate) fn complete(&mut self, taken: Taken, request: Request, completion: Completion) {
+    pub(crate) fn complete(&mut self, taken: Taken, request: Request, mut completion: Completion) {
         let Request { kind, status } = request;
+        if self.ring.is_lost() {
+            completion = Completion { code: blk::S_IOERR, data_bytes: 0 }; // of zeroes in place of pages, perhaps
+        }
         self.inflight_bytes -= kind.inflight_bytes();
         self.batch.moved(kind.data_bytes());
         match kind {

@@ -5,6 +5,9 @@
 //! and with it the service of all other guests. A handler puts zeroes in place of the lost pages and
 //! marks the mapping as lost; the queues on it fault. Any other SIGBUS keeps its default action.
 //!
+//! A page within the file raises SIGBUS if its file system has no room for it (a hole in a full tmpfs), or if the
+//! hardware has lost it. Only that page is replaced: requests in flight still use the others.
+//!
 //! The handler takes no lock. It reads the registry of mappings, whose entries have a version that is
 //! odd while the entry changes. The entry of the mapping that a thread accesses does not change.
 // UNSAFETY: installs a signal handler, which replaces mapped pages.
@@ -12,15 +15,17 @@
 
 use std::ffi::{c_int, c_void};
 use std::ops::Range;
+use std::os::fd::RawFd;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, fence};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, fence};
 use std::sync::{Mutex, Once, PoisonError};
 
 /// Maximum mappings of the process.
 pub(crate) const MAPPINGS_MAX: usize = 1 << 14;
-/// `si_code` of an access beyond the end of a file, and of an access to a page that the hardware
-/// has lost.
-const BUS_CODES: [c_int; 2] = [2, 4]; // BUS_ADRERR, BUS_MCEERR_AR
+/// `si_code` of an access to a page that the file does not have.
+const BUS_ADRERR: c_int = 2;
+/// `si_code` of an access to a page that the hardware has lost.
+const BUS_MCEERR_AR: c_int = 4;
 
 /// A mapping in the registry.
 struct Entry {
@@ -29,7 +34,27 @@ struct Entry {
     /// Address behind the last page; 0: the entry is free.
     end: AtomicUsize,
     page_bytes: AtomicUsize,
+    /// Descriptor of the file.
+    file: AtomicI32,
+    /// Offset of the first page in the file.
+    offset: AtomicU64,
     lost: AtomicBool,
+}
+
+/// The pages of a mapping.
+#[derive(Clone)]
+pub(crate) struct Pages {
+    pub(crate) addresses: Range<usize>,
+    /// Size of a page in bytes.
+    pub(crate) page_bytes: usize,
+    /// Descriptor of the file, open as long as the mapping.
+    pub(crate) file: RawFd,
+    /// Offset of the first page in the file.
+    pub(crate) offset: u64,
+}
+
+impl Pages {
+    const NONE: Pages = Pages { addresses: 0..0, page_bytes: 0, file: -1, offset: 0 };
 }
 
 impl Entry {
@@ -39,32 +64,40 @@ impl Entry {
             start: AtomicUsize::new(0),
             end: AtomicUsize::new(0),
             page_bytes: AtomicUsize::new(0),
+            file: AtomicI32::new(-1),
+            offset: AtomicU64::new(0),
             lost: AtomicBool::new(false),
         }
     }
 
     /// Changes the entry. The caller holds the lock of [`FREE`].
-    fn set(&self, pages: Range<usize>, page_bytes: usize) {
+    fn set(&self, pages: &Pages) {
         let version = self.version.load(Relaxed);
         self.version.store(version.wrapping_add(1), Relaxed);
         fence(Release); // pairs with the fence in `get`: a reader of the new values sees the version
-        self.start.store(pages.start, Relaxed);
-        self.end.store(pages.end, Relaxed);
-        self.page_bytes.store(page_bytes, Relaxed);
+        self.start.store(pages.addresses.start, Relaxed);
+        self.end.store(pages.addresses.end, Relaxed);
+        self.page_bytes.store(pages.page_bytes, Relaxed);
+        self.file.store(pages.file, Relaxed);
+        self.offset.store(pages.offset, Relaxed);
         if self.lost.swap(false, Relaxed) {
             LOST.fetch_sub(1, Relaxed);
         }
         self.version.store(version.wrapping_add(2), Release);
     }
 
-    /// The pages and their size; `None` while the entry changes.
-    fn get(&self) -> Option<(Range<usize>, usize)> {
+    /// The pages; `None` while the entry changes.
+    fn get(&self) -> Option<Pages> {
         let version = self.version.load(Acquire);
-        let pages = self.start.load(Relaxed)..self.end.load(Relaxed);
-        let page_bytes = self.page_bytes.load(Relaxed);
+        let pages = Pages {
+            addresses: self.start.load(Relaxed)..self.end.load(Relaxed),
+            page_bytes: self.page_bytes.load(Relaxed),
+            file: self.file.load(Relaxed),
+            offset: self.offset.load(Relaxed),
+        };
         fence(Acquire); // pairs with the fence in `set`
         let steady = version.is_multiple_of(2) && version == self.version.load(Relaxed);
-        steady.then_some((pages, page_bytes))
+        steady.then_some(pages)
     }
 }
 
@@ -84,23 +117,22 @@ pub(crate) struct Guard {
 
 impl Guard {
     /// Guards the pages of a mapping; `None`: there are [`MAPPINGS_MAX`] already.
-    pub(crate) fn new(start: usize, len: usize, page_bytes: usize) -> Option<Self> {
+    pub(crate) fn new(pages: &Pages) -> Option<Self> {
         static HANDLER: Once = Once::new();
         HANDLER.call_once(install);
-        let end = start + len.next_multiple_of(page_bytes);
         let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
         let entry = free.pop().or_else(|| {
             let next = USED.load(Relaxed);
             (next < MAPPINGS_MAX).then(|| USED.fetch_add(1, Release))
         })?;
-        ENTRIES[entry].set(start..end, page_bytes);
+        ENTRIES[entry].set(pages);
         Some(Guard { entry })
     }
 
     #[cfg(test)]
     pub(crate) fn disable(&self) {
         let _changing = FREE.lock().unwrap_or_else(PoisonError::into_inner);
-        ENTRIES[self.entry].set(0..0, 0);
+        ENTRIES[self.entry].set(&Pages::NONE);
     }
 
     /// Returns whether a part of the mapping is lost.
@@ -112,7 +144,7 @@ impl Guard {
 impl Drop for Guard {
     fn drop(&mut self) {
         let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
-        ENTRIES[self.entry].set(0..0, 0);
+        ENTRIES[self.entry].set(&Pages::NONE);
         free.push(self.entry);
     }
 }
@@ -138,7 +170,7 @@ extern "C" fn on_sigbus(signal: c_int, info: *mut libc::siginfo_t, _: *mut c_voi
     let (code, address) = unsafe { ((*info).si_code, (*info).si_addr() as usize) };
     // SAFETY: the location is that of this thread.
     let errno = unsafe { *libc::__errno_location() };
-    if !(BUS_CODES.contains(&code) && replace_lost_pages(address)) {
+    if !([BUS_ADRERR, BUS_MCEERR_AR].contains(&code) && replace_lost_pages(code, address)) {
         // The access is repeated after the return, and then ends the process.
         // SAFETY: both functions are async-signal-safe.
         unsafe {
@@ -152,18 +184,42 @@ extern "C" fn on_sigbus(signal: c_int, info: *mut libc::siginfo_t, _: *mut c_voi
     unsafe { *libc::__errno_location() = errno };
 }
 
-/// Maps zeroes in place of the page at `address` and all pages behind it, which a truncation has
-/// removed, too: the number of mappings stays small. Returns `false` if no guarded mapping has the
-/// page.
-fn replace_lost_pages(address: usize) -> bool {
+/// Maps zeroes in place of the page at `address`. Returns `false` if no guarded mapping has the page.
+fn replace_lost_pages(code: c_int, address: usize) -> bool {
     let used = USED.load(Acquire);
     let found = ENTRIES[..used].iter().find_map(|entry| {
-        let (pages, page_bytes) = entry.get()?;
-        pages.contains(&address).then_some((entry, pages, page_bytes))
+        let pages = entry.get()?;
+        pages.addresses.contains(&address).then_some((entry, pages))
     });
-    let Some((entry, pages, page_bytes)) = found else { return false };
-    let start = address - (address - pages.start) % page_bytes;
-    let (at, len) = (start as *mut c_void, pages.end - start);
+    let Some((entry, pages)) = found else { return false };
+    let start = address - (address - pages.addresses.start) % pages.page_bytes;
+    // A truncation has removed the pages behind it, too: the number of mappings stays small.
+    let behind = pages.addresses.end - start;
+    let is_replaced = code == BUS_ADRERR && !is_in_file(&pages, start) && replace(start, behind);
+    if !(is_replaced || replace(start, pages.page_bytes)) {
+        return false;
+    }
+    if !entry.lost.swap(true, Relaxed) {
+        LOST.fetch_add(1, Relaxed);
+    }
+    true
+}
+
+/// Returns whether the page at an address lies before the end of the file, as far as can be found out.
+fn is_in_file(pages: &Pages, page: usize) -> bool {
+    let at = pages.offset + (page - pages.addresses.start) as u64;
+    // SAFETY: an all-zero `stat` is valid, and `fstat` is async-signal-safe.
+    let (result, stat) = unsafe {
+        let mut stat: libc::stat = std::mem::zeroed();
+        (libc::fstat(pages.file, &raw mut stat), stat)
+    };
+    result == 0 && at < stat.st_size as u64
+}
+
+/// Maps zeroes in place of `len` bytes from `start` on. Returns whether the kernel has done so: a long range may need
+/// more memory than `vm.overcommit_memory` allows.
+fn replace(start: usize, len: usize) -> bool {
+    let at = start as *mut c_void;
     let prot = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
     // SAFETY: the pages belong to the mapping, which the accessing thread keeps; all access to them
@@ -173,9 +229,6 @@ fn replace_lost_pages(address: usize) -> bool {
             return false;
         }
         libc::madvise(at, len, libc::MADV_DONTDUMP);
-    }
-    if !entry.lost.swap(true, Relaxed) {
-        LOST.fetch_add(1, Relaxed);
     }
     true
 }

@@ -137,7 +137,7 @@ impl VirtQueue {
     /// Returns whether guest memory or marks in the dirty log are lost. A migration without the marks
     /// would lose pages in silence.
     #[inline]
-    fn is_lost(&self) -> bool {
+    pub fn is_lost(&self) -> bool {
         any_lost() && (self.memory().is_lost() || self.log().is_some_and(DirtyLog::is_lost))
     }
 

@@ -4,10 +4,12 @@
 #![expect(unsafe_code)]
 
 use crate::address_space::Share;
-use crate::guard::{Guard, MAPPINGS_MAX, any_lost};
+use crate::guard::{Guard, MAPPINGS_MAX, Pages, any_lost};
 use rustix::fs::{fcntl_get_seals, fstatfs};
 use rustix::mm::{Advice, madvise};
+use rustix::param::page_size;
 use std::fs::File;
+use std::os::fd::AsRawFd;
 use vm_memory::{FileOffset, MmapRegion};
 
 /// A shared, writable mapping of a part of a file.
@@ -31,6 +33,7 @@ impl SharedMapping {
     pub fn map(file: File, offset: u64, len: u64) -> Result<Self, String> {
         refuse_server(&file)?;
         let page_bytes = page_bytes_of(&file)?;
+        let descriptor = file.as_raw_fd();
         // `mmap` would accept it, and the first access beyond the end would raise SIGBUS.
         let file_len = file.metadata().map_err(|error| error.to_string())?.len();
         let end = offset
@@ -49,8 +52,15 @@ impl SharedMapping {
         // SAFETY: the range is the whole new mapping; the advice changes no content.
         unsafe { madvise(mapping.as_ptr().cast(), mapping.size(), Advice::LinuxDontDump) }
             .map_err(|error| error.to_string())?;
-        let guard = Guard::new(mapping.as_ptr() as usize, mapping.size(), page_bytes as usize)
-            .ok_or_else(|| format!("this process has {MAPPINGS_MAX} mappings already"))?;
+        let first = mapping.as_ptr() as usize;
+        let guard = Guard::new(&Pages {
+            addresses: first..first + mapping.size(),
+            page_bytes: page_bytes as usize,
+            file: descriptor,
+            offset: start,
+        });
+        let guard =
+            guard.ok_or_else(|| format!("this process has {MAPPINGS_MAX} mappings already"))?;
         let part = ((offset - start) as usize, len as usize);
         Ok(SharedMapping { guard, mapping, _share: share, part })
     }
@@ -112,10 +122,17 @@ fn refuse_server(file: &File) -> Result<(), String> {
     }
 }
 
+/// `f_type` of hugetlbfs.
+const HUGETLBFS: u64 = 0x9584_58f6;
+
 /// Size of the pages of `file`. A mapping begins with a whole one,
-/// and huge pages can only be replaced as a whole.
+/// and huge pages can only be replaced as a whole. The blocks of other file systems may be smaller or larger.
 fn page_bytes_of(file: &File) -> Result<u64, String> {
-    let told = fstatfs(file).map_err(|error| error.to_string())?.f_bsize;
+    let system = fstatfs(file).map_err(|error| error.to_string())?;
+    if system.f_type as u64 & 0xffff_ffff != HUGETLBFS {
+        return Ok(page_size() as u64);
+    }
+    let told = system.f_bsize;
     let bytes = u64::try_from(told).ok().filter(|bytes| bytes.is_power_of_two());
     bytes.ok_or_else(|| format!("its file system has pages of {told} bytes"))
 }

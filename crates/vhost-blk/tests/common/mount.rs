@@ -47,6 +47,11 @@ impl Mount {
         Mount::on_loop(&["mkfs.ext4", "-q", "-F"], directory, mib)
     }
 
+    /// ext4 in the same way, with blocks of so many bytes.
+    pub(crate) fn ext4_with_blocks(directory: &Path, mib: u64, bytes: u32) -> Mount {
+        Mount::on_loop(&["mkfs.ext4", "-q", "-F", "-b", &bytes.to_string()], directory, mib)
+    }
+
     /// XFS in the same way; it needs 300 MiB.
     pub(crate) fn xfs(directory: &Path, mib: u64) -> Mount {
         Mount::on_loop(&["mkfs.xfs", "-q"], directory, mib)
