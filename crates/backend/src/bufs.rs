@@ -2,7 +2,8 @@
 //! The memory of one I/O: a borrowed list of `iovec`s that name guest memory.
 //!
 //! The guest changes its memory while this code runs, so no Rust slice borrows it: `ptr::copy`
-//! moves bytes in and out, or the kernel gets an `iovec`.
+//! moves bytes in and out, or the kernel gets an `iovec`. A guest that gives one buffer to two queues makes two threads
+//! write it at the same time: its content is then any mix of both, and no decision depends on it.
 // UNSAFETY: the list borrows memory for the duration of asynchronous I/O, which no safe type can
 // express. The caller of `BufList::new` guarantees it once.
 #![expect(unsafe_code)]
@@ -113,7 +114,12 @@ impl BufList {
 
     /// Fills every segment with zeroes.
     pub fn fill_zero(&self) {
-        self.for_each_piece(0, usize::MAX, |base, _, len| {
+        self.zero(0, usize::MAX);
+    }
+
+    /// Fills up to `len` bytes of the segments with zeroes, from byte `skip` on.
+    pub fn zero(&self, skip: u64, len: usize) {
+        self.for_each_piece(skip, len, |base, _, len| {
             // SAFETY: `base..base+len` lies in a segment (see `new`).
             unsafe { std::ptr::write_bytes(base, 0, len) }
         });

@@ -82,13 +82,9 @@ pub(crate) struct Qcow2Lane {
 
 /// Reads the next bytes as zeroes, as far as the I/O has as many.
 fn zero(io: &mut Io, len: u64) {
-    const ZERO: [u8; 4096] = [0; 4096];
     let end = io.done_bytes.saturating_add(len).min(io.len_bytes);
-    while io.done_bytes < end {
-        let here = (end - io.done_bytes).min(ZERO.len() as u64);
-        io.bufs.copy_in(io.done_bytes, &ZERO[..here as usize]);
-        io.done_bytes += here;
-    }
+    io.bufs.zero(io.done_bytes, (end - io.done_bytes) as usize);
+    io.done_bytes = end;
 }
 
 /// Progress of an I/O after a piece.

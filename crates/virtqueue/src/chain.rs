@@ -54,6 +54,8 @@ pub struct Chain {
     log_writes: bool,
     limit: u32,
     seen: u32,
+    /// Boundaries of memory regions that the buffers have crossed.
+    crossed: u32,
 }
 
 // SAFETY: the iovecs are only addresses; the queue keeps the mappings that they name alive.
@@ -90,6 +92,7 @@ impl Chain {
         self.log_writes = log_writes;
         self.limit = u32::from(queue_size).max(CHAIN_DESCRIPTORS_MIN_BOUND);
         self.seen = 0;
+        self.crossed = 0;
     }
 
     /// Stores a copy of a ring descriptor.
@@ -128,8 +131,22 @@ impl Chain {
             self.add_segment(addr, host, here, writable);
             len -= here;
             addr = addr.wrapping_add(here);
+            if len > 0 {
+                self.cross()?;
+            }
         }
         Ok(())
+    }
+
+    /// Counts a boundary between memory regions within a buffer. A front-end could have many small regions, and each
+    /// of many buffers span all of them.
+    #[cold]
+    fn cross(&mut self) -> Result<(), RingFault> {
+        self.crossed += 1;
+        match self.crossed > self.limit {
+            true => Err(RingFault::ChainInPieces { limit: self.limit }),
+            false => Ok(()),
+        }
     }
 
     #[inline]

@@ -54,6 +54,12 @@ pub enum RingFault {
         /// Maximum length in descriptors.
         limit: u32,
     },
+    /// Buffers of a chain that span too many memory regions.
+    #[error("the buffers of a chain cross more than {limit} boundaries of memory regions")]
+    ChainInPieces {
+        /// Maximum number of boundaries.
+        limit: u32,
+    },
     /// Section 2.7.4.2: a device-readable buffer after a device-writable one.
     #[error("a device-readable descriptor follows a device-writable one")]
     ReadableAfterWritable,

@@ -250,6 +250,30 @@ fn loop_and_next_beyond_a_table_are_faults() {
     assert_eq!(split.fault(0), RingFault::ChainTooLong { limit });
 }
 
+#[test]
+fn buffers_that_span_many_small_regions_are_a_fault() {
+    // Each byte is a region: a buffer of all of them is in as many pieces.
+    let bytes = (0..256).map(|at| (HIGH + at, 1, 0x8000));
+    let regions: Vec<_> = [(LOW, 0x8000, 0)].into_iter().chain(bytes).collect();
+    let arena = Arena::with_regions(&regions);
+    let areas = [LOW, LOW + 0x1000, LOW + 0x2000];
+    let mut queue = VirtQueue::start(&arena.setup(Layout::Split, SIZE, areas)).unwrap();
+    let table = LOW + 0x3000;
+    for index in 0..5 {
+        arena.write_desc(table, index, (HIGH, 256), NEXT, index + 1);
+    }
+    arena.write_desc(table, 3, (HIGH, 256), 0, 0);
+    arena.write_desc(areas[0], 0, (table, 5 * 16), INDIRECT, 0);
+    arena.write_u16(areas[1] + 2, 2);
+    let mut chain = Chain::default();
+    queue.take(&mut chain).unwrap().unwrap().abandon();
+    assert_eq!((chain.segments(), chain.readable_bytes()), (1024, 1024));
+    arena.write_desc(table, 3, (HIGH, 256), NEXT, 4);
+    arena.write_desc(table, 4, (HIGH, 256), 0, 0);
+    assert_eq!(queue.take(&mut chain), Err(RingFault::ChainInPieces { limit: 1024 }));
+    assert_eq!(queue.base(), 1);
+}
+
 /// Memory for a queue of 32768 and a table of as many.
 fn huge() -> (Arena, [u64; 3], u64) {
     let areas = [0x100_0000, 0x110_0000, 0x120_0000];
