@@ -184,8 +184,9 @@ impl Worker {
         self.portion.turned(submitted, finished, in_storage);
         if worked {
             self.active.worked(&mut self.disks);
-            self.finish_stops();
         }
+        // A queue is drained also without work here: another one may have halted the disk, which keeps its requests.
+        self.finish_stops();
         worked
     }
 
