@@ -289,7 +289,7 @@ impl Control {
         self.send(Mail::Snapshot)
     }
 
-    /// Stops the device until the answer, or this without it, is dropped: its requests in flight
+    /// Stops the device until the answer, or the [`Posted`] without one, is dropped: its requests in flight
     /// complete, and it handles no message and no other command. A full mailbox as for
     /// [`Control::snapshot`].
     pub fn freeze(&self) -> Posted<Frozen> {

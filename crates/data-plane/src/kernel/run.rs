@@ -429,10 +429,14 @@ fn wanted_flags(disk: &dyn Disk, options: &KernelOptions, info: &abi::Info) -> u
     // An older module calls at once, which is right, too.
     let unknown = flags & !info.option_flags & !abi::OPT_COALESCE_AUTO;
     if unknown != 0 {
-        tracing::warn!(
-            options = format_args!("{unknown:#x}"),
-            "this kernel module does not support some options: they have no effect"
-        );
+        static LINES: LogLimit = LogLimit::new();
+        LINES.log(|not_shown| {
+            tracing::warn!(
+                options = format_args!("{unknown:#x}"),
+                not_shown,
+                "this kernel module does not support some options: they have no effect"
+            );
+        });
     }
     flags & info.option_flags
 }

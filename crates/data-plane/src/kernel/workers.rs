@@ -4,6 +4,7 @@
 
 use super::device::VhostBlk;
 use crate::affinity;
+use crate::once_per_second::LogLimit;
 use std::collections::HashSet;
 use std::fs;
 
@@ -46,7 +47,15 @@ impl Workers {
             device.attach_worker(index, id)
         });
         if let Err(error) = attached {
-            tracing::warn!(queue = index, %error, "the queue has no own kernel worker and shares one");
+            static LINES: LogLimit = LogLimit::new();
+            LINES.log(|not_shown| {
+                tracing::warn!(
+                    queue = index,
+                    %error,
+                    not_shown,
+                    "the queue has no own kernel worker and shares one"
+                );
+            });
             self.only_one = error.is_unknown_call();
         }
     }
