@@ -30,6 +30,11 @@ impl Clusters {
         })
     }
 
+    /// Number of pages that have a cluster of the set.
+    pub(crate) fn page_count(&self) -> usize {
+        self.0.len()
+    }
+
     pub(crate) fn has(&self, cluster: u64) -> bool {
         let (page, word, bit) = Self::place(cluster);
         self.0.get(&page).is_some_and(|words| words[word] & bit != 0)

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The growth of a disk. Content of a larger backing file behind the old end becomes zero.
+//! The growth of a disk. Content of a larger backing file behind the old end becomes zero, and so does the rest of the
+//! last cluster.
 //!
 //! imago moves the L1 table at each growth, and frees its old place at once. Nothing may get that place before a
 //! commit: the file still names it. So the table moves first, while the header in the file keeps the old size. Then
@@ -27,7 +28,8 @@ impl Image {
         if bytes <= old {
             return Ok(());
         }
-        let zeroed = self.backing_bytes.next_multiple_of(cluster).min(bytes);
+        // The last cluster may have old bytes behind the end: a shrink leaves them.
+        let zeroed = self.backing_bytes.max(old).next_multiple_of(cluster).min(bytes);
         self.change(old..bytes);
         let moved = match bytes > self.access.size() {
             true => self.access.resize_grow(bytes, PreallocateMode::None),

@@ -23,6 +23,11 @@ use std::ops::Range;
 
 /// Bytes of L2 tables that are looked at between two batches of questions.
 const LOOK_BYTES: u64 = 4 << 20;
+/// Pages of clusters that a scattered image may name: they have some 100 MiB of memory. An image without holes names
+/// nearly all clusters of its file, and more of its pages.
+const SCATTERED_PAGES_MAX: usize = 1 << 20;
+/// Clusters of a page, of 512, below which an image is scattered.
+const SCATTERED_CLUSTERS: usize = 8;
 /// First bytes of [`Guard::known`]: another form gets another number.
 const KNOWN: &[u8] = b"vhost-blk clusters 1\n";
 /// Fields of the header that change while an image is in use: the size of the disk, the L1 table, and the refcount
@@ -59,6 +64,8 @@ pub(crate) struct Guard {
     look: Option<Look>,
     /// An L2 table has a wrong entry.
     is_unsound: bool,
+    /// Clusters that the looked-at entries name.
+    named: usize,
     /// Clusters that a commit has freed in part.
     half_freed: Vec<Range<u64>>,
     /// The reason why nothing may be written any more.
@@ -134,9 +141,22 @@ impl Guard {
             self.damage(format!(
                 "the L2 table in cluster {table} names the cluster {cluster}, {what}"
             ));
+        } else if self.is_scattered() {
+            self.is_unsound = true;
+            let what = "it names few clusters in each part of a large file; copy it with `vhost-blk convert`";
+            self.damage(format!(
+                "the L2 tables up to cluster {table} would need too much memory: {what}"
+            ));
         } else if !look.left.is_empty() {
             self.look = Some(look);
         }
+    }
+
+    /// Returns whether the named clusters need much more memory than a bit for each cluster of the file. A hostile
+    /// image could name one in each page.
+    fn is_scattered(&self) -> bool {
+        let pages = self.data.page_count() + self.compressed.page_count();
+        pages > SCATTERED_PAGES_MAX && self.named < pages * SCATTERED_CLUSTERS
     }
 
     /// Claims the clusters of an L2 table.
@@ -165,6 +185,7 @@ impl Guard {
         if let Some(twice) = data.windows(2).find(|pair| pair[0] == pair[1]) {
             return Err(twice[0]);
         }
+        self.named += data.len() + compressed.len();
         for (page, bits) in Clusters::pages(&data) {
             let sets = [&look.tables, &self.data, &self.compressed];
             sets.iter().find_map(|set| set.first_of(page, &bits)).map_or(Ok(()), Err)?;
@@ -358,6 +379,19 @@ mod tests {
         assert!(look(&mut guard, &first, &[compressed((511 << 16) + 1024), cluster(FILE - 1)]));
         let claimed: Vec<_> = (6..FILE).filter(|cluster| !guard.is_free(*cluster)).collect();
         assert_eq!(claimed, [6, 511, 512, 900, FILE - 1]);
+    }
+
+    #[test]
+    fn an_image_with_few_clusters_in_many_pages_takes_no_change() {
+        let pages = SCATTERED_PAGES_MAX as u64;
+        for (last, is_sound) in [(pages, true), (pages + 1, false)] {
+            let places = Places { cluster_bits: 16, l2_tables: [4].into(), ..Places::default() };
+            let mut guard = Guard::new(places, vec![0; HEADER_BYTES], u64::MAX);
+            guard.look((1..=last).map(|page| cluster(page * 512)));
+            assert_eq!(guard.is_sound(), is_sound);
+            let told = guard.check().map_err(|why| why.to_string());
+            assert_eq!(told.is_err_and(|told| told.contains("vhost-blk convert")), !is_sound);
+        }
     }
 
     #[test]

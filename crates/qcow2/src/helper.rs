@@ -259,6 +259,15 @@ impl Thread {
                 self.told.push(Told::now(image, of, at, len, reply));
             }
             Work::Settle(reply) => {
+                // A commit may hold discards that came before.
+                self.held.retain(|work| match *work {
+                    Work::Discarded(at, len) => {
+                        image.versions().took_discard();
+                        image.note_discarded(at, len);
+                        false
+                    }
+                    _ => true,
+                });
                 image.forget_discarded();
                 self.settled.push(reply);
             }

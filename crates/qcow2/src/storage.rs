@@ -65,7 +65,8 @@ impl CommitError {
     /// The error of a write, or of a change of the length.
     pub(crate) fn of_write(why: io::Error) -> Self {
         match why.raw_os_error() {
-            Some(libc::ENOSPC | libc::EDQUOT) => CommitError::Full(why),
+            // The last one: the largest file of the file system or of the process (RLIMIT_FSIZE).
+            Some(libc::ENOSPC | libc::EDQUOT | libc::EFBIG) => CommitError::Full(why),
             _ => CommitError::Lost(why),
         }
     }

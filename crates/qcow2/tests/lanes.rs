@@ -119,6 +119,28 @@ fn a_disk_grows_and_a_new_lane_has_the_new_end() {
     assert!(found[(64 * MIB - 4096) as usize..].iter().all(|byte| *byte == 2));
 }
 
+/// A shrink leaves the rest of the last cluster as it is.
+#[test]
+fn a_disk_that_grows_again_after_a_shrink_reads_zeroes_behind_the_old_end() {
+    for shrunk in [MIB - 512, MIB - 65536, MIB - 65536 + 512] {
+        let directory = directory();
+        let path = image(&directory, 1, "cluster_size=64k");
+        rig(&open(&path).expect("it opens")).write(MIB - 2 * 65536, &[1; 2 * 65536]);
+        let size = shrunk.to_string();
+        let shrink = ["resize", "-q", "--shrink", "-f", "qcow2", "a.qcow2", &size];
+        qemu_ok("qemu-img", directory.path(), &shrink);
+        let disk = open(&path).expect("it opens");
+        disk.resize(Some(2 * MIB)).expect("it grows");
+        let mut lane = rig(&disk);
+        let kept = (shrunk - (MIB - 2 * 65536)) as usize;
+        assert!(lane.read(MIB - 2 * 65536, kept).iter().all(|byte| *byte == 1), "{shrunk}");
+        let behind = lane.read(shrunk, (2 * MIB - shrunk) as usize);
+        assert!(behind.iter().all(|byte| *byte == 0), "{shrunk}");
+        drop((lane, disk));
+        assert_eq!(check(&path), Ok(()));
+    }
+}
+
 /// A lane that knows many clusters of a part of the disk asks for all of them with one question.
 #[test]
 fn a_lane_learns_clusters_in_random_order_by_few_questions() {
