@@ -273,17 +273,21 @@ fn a_disk_grows_while_it_is_served() {
     assert_eq!(status(&control)["capacity_bytes"], 4 << 20);
 }
 
+/// Serves the image with a limit of 512 KiB on the size of files, which is half of a raw one.
+fn limited(place: &Place, format: &str) -> (Daemon, PathBuf) {
+    let control = place.path("control.sock");
+    let mut served = place.serve();
+    served.args(["--data-plane", "uring", "--format", format, "--control-path"]).arg(&control);
+    let mut command = std::process::Command::new("sh");
+    command.args(["-c", "ulimit -f 1024; exec \"$@\"", "sh"]); // blocks of 512 bytes
+    command.arg(served.get_program()).args(served.get_args());
+    (Daemon::start(&mut command, &control), control)
+}
+
 #[test]
 fn a_growth_beyond_the_limit_on_file_sizes_fails_and_so_does_a_write_there() {
     let place = Place::new();
-    let control = place.path("control.sock");
-    let mut served = place.serve();
-    served.args(["--data-plane", "uring", "--control-path"]).arg(&control);
-    // Blocks of 512 bytes: 512 KiB, half of the image.
-    let mut command = std::process::Command::new("sh");
-    command.args(["-c", "ulimit -f 1024; exec \"$@\"", "sh"]);
-    command.arg(served.get_program()).args(served.get_args());
-    let mut daemon = Daemon::start(&mut command, &control);
+    let (mut daemon, control) = limited(&place, "raw");
     let line = one_line(&ctl(&control, &["resize", "2M"]), 1);
     assert!(line.contains("LimitFSIZE="), "{line}");
     let mut device = Device::connect(&place.socket, &Options::default()).unwrap();
@@ -292,6 +296,32 @@ fn a_growth_beyond_the_limit_on_file_sizes_fails_and_so_does_a_write_there() {
     device.write(1, &[1; 512]).unwrap();
     daemon.signal(libc::SIGTERM);
     assert_eq!(daemon.wait().code(), Some(0));
+}
+
+/// The tables are as before, so that the rest of the disk goes on.
+#[test]
+fn a_new_cluster_beyond_the_limit_on_file_sizes_fails_alone() {
+    const CLUSTER: u64 = 128;
+    let place = Place::new();
+    std::fs::remove_file(&place.image).unwrap();
+    let path = place.image.to_str().unwrap();
+    assert!(run(["create", "--format", "qcow2", path, "4M"]).status.success());
+    let (mut daemon, _control) = limited(&place, "qcow2");
+    let mut device = Device::connect(&place.socket, &Options::default()).unwrap();
+    device.write(0, &[1; 512]).unwrap();
+    let failed = (1..8).find(|cluster| device.write(cluster * CLUSTER, &[1; 512]).is_err());
+    assert!(failed.is_some(), "the file has more than its limit");
+    for _ in 0..2 {
+        device.write(1, &[2; 512]).unwrap();
+        device.flush().unwrap();
+    }
+    let mut data = [0; 512];
+    device.read(1, &mut data).unwrap();
+    assert_eq!(data, [2; 512]);
+    daemon.signal(libc::SIGTERM);
+    assert_eq!(daemon.wait().code(), Some(0));
+    let checked = run(["check", path]);
+    assert_eq!(checked.status.code(), Some(0), "{checked:?}");
 }
 
 #[test]
