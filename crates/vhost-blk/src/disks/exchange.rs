@@ -246,11 +246,13 @@ impl Disks {
         let args = next.map(|(_turn, args)| args);
         let New { mut image, storage, notices } = new;
         notices.iter().for_each(|notice| tracing::warn!(disk = source.name, "{notice}"));
+        let path = args.as_ref().unwrap_or(&source.args).blk_file.as_deref();
+        // Not under the lock of all disks: the file system of the path may hang.
+        let watched = Disks::watched(path, &image.top);
         let mut state = self.lock();
         let Some(entry) = state.with_device(&source.control) else { return };
-        let path = args.as_ref().unwrap_or(&source.args).blk_file.as_deref();
         entry.device = growth::device_number(&image.top);
-        entry.watch.replace(Disks::watched(path, &image.top));
+        entry.watch.replace(watched);
         // The old image is settled: it unmaps nothing more.
         image.unmapped_before = entry.image.as_ref().map_or(0, Image::unmapped_bytes);
         if let Some(old) = &entry.image

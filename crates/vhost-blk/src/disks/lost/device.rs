@@ -42,8 +42,8 @@ pub(in crate::disks) struct Device {
 impl Device {
     /// The device that a disk has open; `None` if its path leads elsewhere, or sysfs does not know it.
     pub(in crate::disks) fn of_disk(path: &Path, open: &ImageFile) -> Option<Device> {
-        let here = Device::at_path(path)?;
-        (super::growth::device_number(open) == Some(here.number)).then_some(here)
+        let number = super::growth::device_number(open)?;
+        Device::at_path(path).filter(|here| here.number == number)
     }
 
     /// The block device at a path.
