@@ -213,6 +213,16 @@ fn remove(file: &File, name: &str) -> io::Result<()> {
     file.sync_all()
 }
 
+/// Removes a mark that the file may have. A mark that cannot be read may be there.
+fn remove_if_any(file: &File, name: &str) -> io::Result<()> {
+    match get(file, name) {
+        Ok(Some(_)) => remove(file, name),
+        Ok(None) => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::Unsupported => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
 impl ImageFile {
     /// Marks the file as the backing file of `overlay`, durably.
     ///
@@ -279,10 +289,12 @@ impl ImageFile {
     /// # Errors
     /// The error of the system call.
     pub fn unmark_merged(&self) -> io::Result<()> {
-        match get(self.as_file(), MERGED) {
-            Ok(Some(_)) => remove(self.as_file(), MERGED),
-            _ => Ok(()),
-        }
+        remove_if_any(self.as_file(), MERGED)
+    }
+
+    /// The command that does the same as [`ImageFile::unmark_merged`], for an operator.
+    pub fn merged_unmarking(&self) -> String {
+        format!("setfattr -x {MERGED} {}", quoted(self.path()))
     }
 
     /// Marks the file as the former image of a disk that has moved to `storage`, durably. Returns
@@ -308,9 +320,6 @@ impl ImageFile {
     /// # Errors
     /// The error of the system call.
     pub fn unmark_moved(&self) -> io::Result<()> {
-        match get(self.as_file(), MOVED) {
-            Ok(Some(_)) => remove(self.as_file(), MOVED),
-            _ => Ok(()),
-        }
+        remove_if_any(self.as_file(), MOVED)
     }
 }

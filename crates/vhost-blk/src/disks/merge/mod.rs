@@ -78,7 +78,7 @@ pub struct Wanted {
 pub struct Merged {
     /// Path of the backing file, which the disk has now.
     pub image: PathBuf,
-    /// Path of the image before, which is of no use any more.
+    /// Path of the image before, which is no longer needed.
     pub overlay: PathBuf,
     /// Options for the next start of the disk.
     pub options: String,
@@ -369,10 +369,15 @@ fn restored(
     // Also if the backing file hangs, and gets its mark later: a start with the mark of the image would ask for the
     // backing file, which does not get the guest's next writes.
     let of_image = top.unmark_merged();
-    match of_backing.and(of_image) {
-        Ok(()) => format!("{told}; check the file system and the permissions"),
-        Err(error) => format!(
-            "{told}, and the marks of the files are not restored: {error}; repeat the command"
+    match (of_image, of_backing) {
+        (Ok(()), Ok(())) => format!("{told}; check the file system and the permissions"),
+        (Err(error), _) => format!(
+            "{told}, and the mark of the image is not removed: {error}; the guest goes on in the image, which has its \
+             data: do not remove it. Repeat the command, or run `{}` before the next start of the disk",
+            top.merged_unmarking()
+        ),
+        (Ok(()), Err(error)) => format!(
+            "{told}, and the mark of the backing file is not restored: {error}; repeat the command"
         ),
     }
 }
