@@ -113,7 +113,7 @@ pub struct Source {
 /// `false`.
 ///
 /// # Errors
-/// [`Failure`]; there is no target then, but for an incomplete one in a storage that hangs.
+/// [`Failure`]. No target remains then, except an incomplete one on storage that hangs.
 pub fn run(
     disks: &Disks,
     order: &Arc<Order>,

@@ -29,6 +29,8 @@ struct Running {
     since: SystemTime,
     /// Its moment has passed.
     has_begun: bool,
+    /// The copy is read again at its end.
+    is_verified: bool,
     /// Its result is in place.
     is_complete: Arc<AtomicBool>,
     /// Incomplete targets.
@@ -48,6 +50,17 @@ pub enum Cause {
 }
 
 impl Running {
+    /// The name of its state in the control protocol.
+    fn state(&self) -> &'static str {
+        let is_copied = self.clusters.freed_bytes() == self.clusters.total_bytes();
+        match (self.has_begun, is_copied) {
+            (false, _) => "opening",
+            (true, false) => "copying",
+            (true, true) if self.is_verified => "verifying",
+            (true, true) => "completing",
+        }
+    }
+
     /// Asks for the end. A server that says nothing keeps no thread.
     fn end(&self) {
         self.clusters.end();
@@ -85,15 +98,15 @@ impl Slot {
     /// The backup.
     pub(crate) fn facts(&self) -> Option<JobFacts> {
         let running = self.lock();
-        let Running { clusters, target, bandwidth, since, has_begun, .. } = running.as_ref()?;
+        let running = running.as_ref()?;
         Some(JobFacts {
             work: Work::Backup,
-            target: target.clone(),
-            state: if *has_begun { "copying" } else { "opening" },
-            done_bytes: clusters.freed_bytes(),
-            total_bytes: clusters.total_bytes(),
-            bandwidth: bandwidth.get(),
-            since: *since,
+            target: running.target.clone(),
+            state: running.state(),
+            done_bytes: running.clusters.freed_bytes(),
+            total_bytes: running.clusters.total_bytes(),
+            bandwidth: running.bandwidth.get(),
+            since: running.since,
         })
     }
 
@@ -115,6 +128,7 @@ impl Slot {
             bandwidth: Arc::clone(&order.bandwidth),
             since: SystemTime::now(),
             has_begun: false,
+            is_verified: order.verify,
             is_complete: Arc::default(),
             parts: Vec::new(),
             hangup: None,
@@ -240,16 +254,19 @@ mod tests {
     use crate::events::Events;
     use crate::values::{Format, Reflink};
 
-    fn taken(slot: &Arc<Slot>) -> Option<Taken> {
-        let order = Order {
+    fn order() -> Order {
+        Order {
             disk: "a".to_owned(),
             target: Destination::File { path: "b".into(), format: Format::Raw },
             extent: Extent::Full(None),
             bandwidth: Arc::default(),
             verify: false,
             reflink: Reflink::Never,
-        };
-        slot.take(Clusters::new(1 << 20).unwrap(), &order)
+        }
+    }
+
+    fn taken(slot: &Arc<Slot>) -> Option<Taken> {
+        slot.take(Clusters::new(1 << 20).unwrap(), &order())
     }
 
     fn told() -> DiskEvents {
@@ -269,6 +286,21 @@ mod tests {
         assert!(slot.is_taken() && taken(&slot).is_none());
         drop(next);
         assert!(!slot.is_taken());
+    }
+
+    #[test]
+    fn the_state_follows_the_copy() {
+        for (verify, last) in [(false, "completing"), (true, "verifying")] {
+            let slot = Arc::new(Slot::default());
+            let clusters = Clusters::new(1 << 20).unwrap();
+            let backup = slot.take(clusters, &Order { verify, ..order() }).unwrap();
+            let state = || slot.facts().unwrap().state;
+            assert_eq!(state(), "opening");
+            backup.begin(&told());
+            assert_eq!(state(), "copying");
+            backup.clusters().free(0..backup.clusters().len());
+            assert_eq!(state(), last);
+        }
     }
 
     #[test]

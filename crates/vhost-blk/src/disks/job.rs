@@ -53,7 +53,7 @@ pub struct JobFacts {
     pub work: Work,
     /// The path, or the address, of the storage that it fills.
     pub target: String,
-    /// `copying`, the state of a mirror, or `opening` before the moment of a backup.
+    /// `copying`, the state of a mirror, or that of a backup: `opening`, `verifying` or `completing`.
     pub state: &'static str,
     /// Bytes that were copied at least once, holes included.
     pub done_bytes: u64,

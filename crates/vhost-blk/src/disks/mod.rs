@@ -73,7 +73,7 @@ use crate::socket::Source;
 use crate::socket_file::SocketFile;
 use crate::stop::Stop;
 use crate::upgrade::{Parts, Socket, TakenParts, Upgrader};
-use data_plane::{Health, UringPool};
+use data_plane::{Health, PlaneKind, UringPool};
 use exchange::Image;
 use job::Job;
 use layers::Layers;
@@ -312,8 +312,20 @@ impl Disks {
         if let Some(pool) = &*pool {
             return Ok(pool.clone());
         }
-        let queues = if self.mode == Mode::One { queues } else { u16::MAX };
-        Ok(pool.insert(engine::start_pool(&self.process, queues)?).clone())
+        Ok(pool.insert(engine::start_pool(&self.process, self.queues_of_pool(queues))?).clone())
+    }
+
+    /// The queues for which the pool has threads, if the first disk has so many.
+    fn queues_of_pool(&self, queues: u16) -> u16 {
+        if self.mode == Mode::One { queues } else { u16::MAX }
+    }
+
+    /// Number of threads that run the queues of a disk: those of the pool, or workers in the kernel.
+    fn threads_of(&self, plane: PlaneKind, queues: u16) -> usize {
+        match plane {
+            PlaneKind::Kernel => self.process.worker_count(queues),
+            PlaneKind::Uring => self.process.thread_count(self.queues_of_pool(queues)),
+        }
     }
 
     /// The first thread of the data plane that does not answer within `limit`.

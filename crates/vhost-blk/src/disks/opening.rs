@@ -14,7 +14,7 @@ use crate::disk::{self, LockWait};
 use crate::engine::Server;
 use crate::events::{Change, DiskEvents};
 use crate::failure::Failure;
-use crate::options::{DiskArgs, ProcessArgs};
+use crate::options::DiskArgs;
 use crate::socket::{Endpoint, Source};
 use crate::socket_file::SocketFile;
 use crate::stop::Stop;
@@ -259,7 +259,8 @@ impl Disks {
         if opened.entry.device.is_some() {
             growth::watch(self)?;
         }
-        span.in_scope(|| opened.log(&self.process));
+        let threads = self.threads_of(opened.server.plane().0, opened.entry.args.queues());
+        span.in_scope(|| opened.log(threads));
         let Opened { server, endpoint, connected, entry, reservation, consumed, .. } = opened;
         let front_ends = FrontEnds {
             server,
@@ -364,7 +365,7 @@ fn storage(backend: BackendKind, opened: &disk::Opened) -> io::Result<Storage> {
 }
 
 impl Opened {
-    fn log(&self, process: &ProcessArgs) {
+    fn log(&self, threads: usize) {
         let Opened { server, entry: Entry { args, layers, notices, .. }, info, .. } = self;
         notices.iter().for_each(|notice| tracing::warn!("{notice}"));
         if let Some(why) = layers.lost() {
@@ -380,7 +381,7 @@ impl Opened {
             capacity_sectors = info.capacity_sectors,
             read_only = info.read_only,
             queues = args.queues(),
-            threads = process.thread_count(args.queues()),
+            threads,
             "serving"
         );
     }
