@@ -3,17 +3,22 @@
 
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use kit::outcome::skip;
 use kit::system::run;
 
-use kit::outcome::skip;
+use super::system::{read_number, wait_up_to};
 
 /// Name of the module, for the kernel's own driver and this project's.
 pub(crate) const MODULE: &str = "virtio_blk";
 
 /// Number of polled queues, of the four queues of most disks.
 pub(crate) const POLL_QUEUES: u16 = 2;
+
+/// Limit of the wait for the close of all disks.
+const CLOSE_MAX: Duration = Duration::from_secs(10);
 
 /// A driver and its parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -127,12 +132,15 @@ pub(crate) fn insert(mode: Mode, parameters: &[String]) -> Result<()> {
     run("insmod", &[&[path.as_ref()], words.as_slice()].concat()).map(drop)
 }
 
-/// Unloads the module, if it is loaded.
+/// Unloads the module, if it is loaded. The kernel closes the files of an io_uring ring some time after the ring.
 pub(crate) fn unload() -> Result<()> {
-    if Path::new("/sys/module").join(MODULE).exists() {
-        run("rmmod", &[MODULE]).context("the driver is still in use")?;
+    let module = Path::new("/sys/module").join(MODULE);
+    if !module.exists() {
+        return Ok(());
     }
-    Ok(())
+    let is_unused = || read_number(module.join("refcnt")).is_ok_and(|count| count == 0);
+    wait_up_to(CLOSE_MAX, "the last close of the disks", || is_unused().then_some(()))?;
+    run("rmmod", &[MODULE]).map(drop)
 }
 
 /// A parameter of the loaded module, read from sysfs.
