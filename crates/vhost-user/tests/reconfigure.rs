@@ -206,7 +206,8 @@ fn queues_that_are_stopped_together_stop_taking_before_one_is_waited_for() {
             std::thread::spawn(move || one_after_another(queue, number, &log, &end))
         })
         .collect();
-    wait_until("all are served", || log.lock().unwrap().len() >= 2 * QUEUES);
+    let completed = |number| log.lock().unwrap().iter().filter(|&&other| other == number).count();
+    wait_until("all are served", || (0..QUEUES).all(|number| completed(number) >= 2));
     session.frontend().reset_owner().unwrap();
     // The daemon answers only after the queues have stopped.
     session.config().unwrap();
