@@ -42,7 +42,7 @@ static void vhost_blk_unplug(struct blk_plug *plug)
  * @run: the run of the loop
  *
  * No other function takes chains: here the queue is RUNNING until vq.mutex is released, and
- * notifications are disabled. With notifications enabled vhost_get_vq_desc() stops the machine.
+ * notifications are disabled. With notifications enabled vhost_get_vq_desc() hits a BUG_ON().
  */
 void vhost_blk_submit_batch(struct vhost_blk_queue *q, struct vhost_blk_run *run)
 {

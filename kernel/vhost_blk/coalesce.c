@@ -39,7 +39,7 @@ static bool vhost_blk_window_holds(const struct vhost_blk_coalesce *c)
 	return c->chosen != vhost_blk_trial_differs(&c->trial);
 }
 
-/* True if the options have calls held, or let trials decide and those have @holds. */
+/* True if the options hold calls, or leave it to trials, whose choice is @holds, and that is true. */
 static bool vhost_blk_holds(const struct vhost_blk_queue *q, bool holds)
 {
 	u32 flags = READ_ONCE(q->blk->opt.flags);
@@ -78,7 +78,7 @@ static void vhost_blk_begin_anew(struct vhost_blk_coalesce *c)
 
 /*
  * The gain that a change needs: held calls may lose a little, if that saves a third of the calls, and
- * have to gain else.
+ * must gain otherwise.
  */
 static int vhost_blk_coalesce_wanted(const struct vhost_blk_coalesce *c)
 {
@@ -224,7 +224,7 @@ void vhost_blk_call_due(struct vhost_blk_queue *q)
 }
 
 /**
- * vhost_blk_hold_call - wait for a moment whether the driver gives more chains
+ * vhost_blk_hold_call - wait a moment for more chains of the driver
  * @q: the queue; its vq.mutex is held by its worker
  *
  * Return: true if there is work; false: no call is held any more.

@@ -158,7 +158,7 @@ static void vhost_blk_log_dirty(struct vhost_blk_req *req)
 		status_iov.iov_base = req->log_iov[i].iov_base + req->log_iov[i].iov_len - 1;
 		status_iov.iov_len = 1;
 	}
-	/* The core has a BUG() for more than the entries have. */
+	/* vhost_log_write() hits a BUG() if the length exceeds that of the log entries. */
 	bytes = min(vhost_blk_dirty_bytes(req), total - 1);
 	iovs = vhost_blk_cut_iovs(req->log_iov, req->log_iov_num, bytes);
 	if (bytes)

@@ -215,7 +215,7 @@ static int vhost_blk_await_stop(struct vhost_blk_queue *q, bool killable)
 		return err;
 	if (vhost_blk_lock_queue(q, killable))
 		return -EINTR;
-	/* An ioctl runs in the owner's memory. After the close no IOTLB entries come. */
+	/* An ioctl runs in the owner's address space. After the close no IOTLB entries come. */
 	if (killable)
 		vhost_blk_try_publish_settled(q);
 	else
@@ -304,7 +304,7 @@ static int vhost_blk_start_locked(struct vhost_blk_queue *q, struct vhost_blk_ba
 
 /**
  * vhost_blk_start_queue - start a queue
- * @q: the queue; nothing happens when it does already, or is at fault
+ * @q: the queue; no effect if it runs already or is faulted
  * @be: the attached backend
  *
  * Return: 0, or a negative errno as in VHOST_BLK_SET_QUEUE.
@@ -335,7 +335,7 @@ int vhost_blk_start_queue(struct vhost_blk_queue *q, struct vhost_blk_backend *b
 
 /**
  * vhost_blk_stop_queue - stop taking chains, and drain
- * @q: the queue; nothing happens when it is stopped already
+ * @q: the queue; no effect if it is stopped already
  *
  * Return: 0; -EINTR if killed; -EAGAIN if the rings cannot be reached before an IOTLB update. On
  * failure the queue takes no chains, and taken ones may be unfinished.

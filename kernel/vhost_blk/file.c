@@ -124,7 +124,7 @@ static ssize_t vhost_blk_begin_rw(struct vhost_blk_req *req, struct iov_iter *it
 /**
  * vhost_blk_copy_file - do an IN or OUT of a file in memory by the guest's own addresses
  * @req: the request
- * @data: its buffers; the caller runs in the owner's memory
+ * @data: its buffers; the caller runs in the owner's address space
  *
  * The I/O is one copy, so that its pages need no pins.
  *

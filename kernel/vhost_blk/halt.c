@@ -110,7 +110,7 @@ void vhost_blk_end_halt(struct vhost_blk *blk)
 	spin_unlock(&blk->failure_lock);
 }
 
-/* Fills in all but the index and what is left alone, which are given. */
+/* Fills in @kept, of which the caller has set the index and the fields that stay. */
 static int vhost_blk_copy_kept(struct vhost_blk *blk, struct vhost_blk_kept *kept)
 {
 	struct vhost_blk_queue *q = vhost_blk_queue_at(blk, kept->index);
@@ -132,7 +132,7 @@ static int vhost_blk_copy_kept(struct vhost_blk *blk, struct vhost_blk_kept *kep
  * @argp: the argument
  *
  * The owner's memory is written without vq.mutex: it may be a file of the owner's own FUSE server, or
- * have a userfaultfd, and then the write ends when the owner wants.
+ * have a userfaultfd, and the owner then decides when the write ends.
  *
  * Return: 0, or a negative errno.
  */

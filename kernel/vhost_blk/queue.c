@@ -51,7 +51,7 @@ bool vhost_blk_rings_mapped(struct vhost_blk_queue *q)
  * vhost_blk_iotlb_updated - go on after an update of the IOTLB
  * @blk: the device; its dev.mutex is held, so that no queue stops and no worker goes
  *
- * The update may answer a question of which the core does not know any more that it is open.
+ * The update may answer an IOTLB miss that the core no longer tracks as pending.
  */
 void vhost_blk_iotlb_updated(struct vhost_blk *blk)
 {
@@ -129,8 +129,8 @@ static bool vhost_blk_go_on(struct vhost_blk_queue *q, struct vhost_blk_run *run
  * @q: the queue
  * @kicked: run by a kick of the driver
  *
- * Runs on the queue's worker, in the owner's memory. Repeats until no work is left, or until other
- * queues of the worker are due.
+ * Runs on the queue's worker, in the owner's address space. Repeats until no work is left, or until
+ * other queues of the worker are due.
  */
 static void vhost_blk_serve(struct vhost_blk_queue *q, bool kicked)
 {

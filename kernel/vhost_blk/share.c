@@ -13,7 +13,7 @@
  * all costs reach the clocks.
  *
  * Devices that always have requests get the same share. The tag of a device is the cost of its
- * requests so far. A device that waits tells its tag and the end of its wait, if its tag is the
+ * requests so far. A device that waits publishes its tag and the end of its wait, if its tag is the
  * lowest. A device with a higher tag then gives way: all its queues wait for the difference, but for
  * VHOST_BLK_LEAD_WAIT at most, and make up for it by the burst.
  */
@@ -200,7 +200,7 @@ static u64 vhost_blk_latest(u64 at, u64 now)
 	return clamp(at, now, U64_MAX - VHOST_BLK_LEAD_WAIT) + VHOST_BLK_LEAD_WAIT;
 }
 
-/* True if another device waits, and has told its tag. */
+/* True if another device waits, and has published its tag. */
 static bool vhost_blk_member_other_waits(const struct vhost_blk_member *member, u64 at, u64 now)
 {
 	const struct vhost_blk_limits *limits = member->limits;
@@ -230,7 +230,7 @@ static void vhost_blk_member_give_way(struct vhost_blk_member *member, u64 at, u
 		WRITE_ONCE(member->gate, max(READ_ONCE(member->gate), at + lead));
 }
 
-/* The device waits: tells its tag if it is the lowest one. */
+/* The device waits: publishes its tag if it is the lowest one. */
 static void vhost_blk_member_tell(struct vhost_blk_member *member, u64 at, u64 now)
 {
 	struct vhost_blk_limits *limits = member->limits;

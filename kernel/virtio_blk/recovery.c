@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Devices without hope, and resets below a living disk.
+ * Abandons devices that cannot recover, and resets the devices of live disks.
  *
  *	virtblk_give_up()	resets a device that vanished, broke a ring, or is silent during a
  *				drain; only then its requests end with an error
@@ -217,7 +217,7 @@ void virtblk_fail_held(struct virtblk *blk)
 
 /**
  * virtblk_suspend() - drains in-flight requests and resets the device; new I/O is held back
- * @vdev: works still, or is silent
+ * @vdev: still works, or is silent
  *
  * The queue is frozen until nothing is in flight, and then holds I/O back by other means: a frozen
  * queue would block the suspend, which waits for tasks that wait to enter it. Suspend also waits for

@@ -3,7 +3,7 @@
  * Declarations of the guest driver's files. A file calls only the files below it:
  *
  *	main.c		module, probe, scan, remove
- *	watchdog.c	time-outs, lost interrupts, requests that nobody polls for
+ *	watchdog.c	time-outs, lost interrupts, requests without a poller
  *	recovery.c	giving a device up, suspend and resume
  *	sysfs.c		attributes in /sys/block/vdX
  *	config.c	configuration space, limits, capacity, cache mode

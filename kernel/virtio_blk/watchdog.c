@@ -132,7 +132,7 @@ static bool virtblk_watch_bio_queue(struct virtblk_queue *q)
 {
 	struct virtblk_oldest before = virtblk_find_oldest(q), after;
 
-	/* Completes polled requests that nobody polls for, and sends bios that wait for memory. */
+	/* Completes polled requests without a poller, and sends bios that wait for memory. */
 	virtblk_bio_reap(q, !q->polled);
 	after = virtblk_find_oldest(q);
 	if (after.exists && time_after(jiffies, after.sent + VIRTBLK_TIMEOUT))
@@ -145,7 +145,7 @@ static bool virtblk_watch_bio_queue(struct virtblk_queue *q)
 	return true;
 }
 
-/* Completes polled requests that nobody polls for. */
+/* Completes polled requests without a poller. */
 static void virtblk_watch_polled_queue(struct virtblk_queue *q)
 {
 	if (q->polled && time_after_eq(jiffies, q->last_reap + VIRTBLK_WATCH_POLLED))

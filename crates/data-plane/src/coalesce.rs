@@ -207,7 +207,7 @@ impl Coalescer {
         }
     }
 
-    /// The gain that a change needs: coalescing may lose a little, if it saves calls, and has to gain else.
+    /// The gain that a change needs: coalescing may lose a little, if it saves calls, and must gain otherwise.
     fn wanted(&self) -> f64 {
         let mut calls = self.tallies.map(|tally| tally.calls_per_request());
         if self.chosen {

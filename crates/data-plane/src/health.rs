@@ -305,7 +305,7 @@ impl Health {
         };
         tracing::error!(
             reason,
-            "the disk is halted: the guest's requests wait; mend the storage, then resume the disk"
+            "the disk is halted: the guest's requests wait; repair the storage, then resume the disk"
         );
         self.tell(&HealthEvent::Halted(reason));
     }

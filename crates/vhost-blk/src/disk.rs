@@ -85,7 +85,7 @@ pub enum From {
     },
     /// A descriptor at this path below `/proc`; `--blk-file` is its name.
     Descriptor(PathBuf),
-    /// The same of a process that serves the file, or `--blk-file` itself. Nothing is written to it.
+    /// Storage that another process serves, which is opened without writing: `opened` below `/proc`, or `--blk-file`.
     Served {
         /// The path.
         opened: Option<PathBuf>,

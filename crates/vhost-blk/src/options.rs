@@ -72,7 +72,8 @@ pub struct DiskArgs {
         help_heading = "Disk"
     )]
     pub incoming: OnOff,
-    /// Report a request that the storage has not answered within this time, 0.1 to 86400 seconds
+    /// Log a request that the storage has not answered within this time, 0.1 to 86400 seconds, and count
+    /// it in the metrics. The request is not aborted
     #[arg(long, value_name = "SECONDS", value_parser = values::io_timeout, help_heading = "Disk")]
     pub io_timeout: Option<IoTimeout>,
     /// Lock the image against other writers, the way QEMU does
@@ -83,14 +84,14 @@ pub struct DiskArgs {
     #[arg(long, value_name = "BYTES", value_parser = values::logical_block, help_heading = "Disk")]
     pub logical_block_size: Option<u32>,
     /// Effect of an error of the storage. report: the guest gets it; stop: the disk halts and keeps
-    /// the request, until `vhost-blk ctl resume`; enospc: it halts if no space is left, and the guest
-    /// gets other errors
+    /// the request (the guest gets the error of a FLUSH at once), until `vhost-blk ctl resume`; enospc: it
+    /// halts if no space is left, and the guest gets other errors
     #[arg(long, value_name = "POLICY", default_value = "report", help_heading = "Disk")]
     pub on_error: OnError,
     /// The same for reads alone [default: as --on-error]
     #[arg(long, value_name = "POLICY", help_heading = "Disk")]
     pub on_read_error: Option<OnReadError>,
-    /// Refuse writes
+    /// Serve the disk read-only: the guest sees a read-only disk
     #[arg(long, value_name = "on|off", default_value = "off", default_missing_value = "on",
           num_args = 0..=1, require_equals = true, hide_possible_values = true,
           help_heading = "Disk")]
@@ -107,7 +108,7 @@ pub struct DiskArgs {
     #[arg(long, value_name = "SPEC", help_heading = "Disk")]
     pub wrap: Vec<String>,
 
-    /// Bytes per second that requests read, write or zero at most, with K, M, G or T (powers of 1024)
+    /// Maximum bytes per second that requests read, write or zero, with K, M, G or T (powers of 1024)
     #[arg(long, value_name = "SIZE", value_parser = values::rate_of_bytes, help_heading = "Limits")]
     pub limit_bandwidth: Option<NonZeroU64>,
     /// Unused time, in seconds, that requests may catch up on when the disk has limits: 0.01 to 3600
@@ -118,14 +119,14 @@ pub struct DiskArgs {
     /// the disks of vhost-blk daemon
     #[arg(long, value_name = "GROUP", value_parser = values::disk_name, help_heading = "Limits")]
     pub limit_group: Option<String>,
-    /// Requests per second at most, of any kind
+    /// Maximum requests per second, of any kind
     #[arg(long, value_name = "N", value_parser = values::iops, help_heading = "Limits")]
     pub limit_iops: Option<NonZeroU64>,
 
-    /// Number of virtqueues [default: number of CPUs, at most 64]
+    /// Number of virtqueues [default: number of host CPUs, at most 64]
     #[arg(long, value_name = "N", value_parser = values::num_queues, help_heading = "Queues")]
     pub num_queues: Option<u16>,
-    /// Offer packed virtqueues; not offered if the kernel may run the queues, which supports only
+    /// Offer packed virtqueues. Not offered if the kernel plane was chosen at the start: it supports only
     /// split ones
     #[arg(
         long,
@@ -135,7 +136,7 @@ pub struct DiskArgs {
         help_heading = "Queues"
     )]
     pub packed: OnOff,
-    /// Largest virtqueue: a power of two from 2 to 32768
+    /// Maximum number of descriptors in a virtqueue: a power of two from 2 to 32768
     #[arg(long, value_name = "N", default_value = "1024", value_parser = values::queue_size,
           help_heading = "Queues")]
     pub queue_size: u16,
@@ -182,8 +183,8 @@ pub struct ProcessArgs {
     #[arg(long, value_name = "N", default_value = "50", value_parser = values::poll_max_us,
           help_heading = "Data plane")]
     pub poll_max_us: u32,
-    /// Data-plane threads; queues are spread over them [default: number of queues or CPUs,
-    /// whichever is less, at most 4; in the kernel one for each queue]
+    /// Data-plane threads; queues are spread over them [default: number of CPUs (of --cpus, if given),
+    /// at most 4, for serve also at most the number of queues; in the kernel one for each queue]
     #[arg(long, value_name = "N", value_parser = values::threads, help_heading = "Data plane")]
     pub threads: Option<usize>,
 

@@ -236,7 +236,7 @@ const LIMITS: [(&str, &[(&str, &str)]); 9] = [
     ("bytes of a request", &[("REQUEST_BYTES_MAX", "crates/virtio-blk/src/request.rs")]),
     ("bytes of a queue in flight", &[("INFLIGHT_BYTES_MAX", "crates/data-plane/src/running.rs")]),
     (
-        "operators on the control socket",
+        "clients of the control socket",
         &[
             ("CONNECTIONS_MAX", "crates/vhost-blk/src/control/places.rs"),
             ("WORK_MAX", "crates/vhost-blk/src/control/places.rs"),

@@ -154,7 +154,7 @@ impl<'a> Asker<'a> {
             CodecError::Socket(why) if why.kind() == io::ErrorKind::WouldBlock => no_answer(
                 self.path,
                 format!("no answer in {} s", self.patience.unwrap_or_default().as_secs()),
-                "check the disk, whose requests the daemon waits for, or raise --timeout",
+                "check the disk, whose requests the daemon waits for; --timeout of ctl sets a longer wait",
             ),
             other => self.hung_up(other),
         }

@@ -36,7 +36,7 @@ pub struct BackupArgs {
     /// whose backing file is that backup, or into the export that has that backup
     #[arg(long, value_name = "BITMAP", value_parser = values::disk_name)]
     pub incremental: Option<String>,
-    /// Bytes per second that are copied at most, with K, M, G or T (powers of 1024). Data that the guest is about to
+    /// Maximum bytes per second to copy, with K, M, G or T (powers of 1024). Data that the guest is about to
     /// overwrite is copied at once
     #[arg(long, value_name = "SIZE", value_parser = values::rate_of_bytes)]
     pub bandwidth: Option<NonZeroU64>,

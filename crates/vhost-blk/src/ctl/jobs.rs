@@ -13,7 +13,7 @@ pub struct JobsArgs {
     /// The disk. Without it, all jobs are shown; a change needs it if the daemon has several disks
     #[arg(value_parser = values::disk_name)]
     pub name: Option<String>,
-    /// Copy at most so many bytes per second from now on, with K, M, G or T (powers of 1024); off: no limit
+    /// Maximum bytes per second to copy from now on, with K, M, G or T (powers of 1024); off: no limit
     #[arg(long, value_name = "SIZE|off", value_parser = limit::bytes, conflicts_with = "cancel")]
     pub bandwidth: Option<Rate>,
     /// Cancel the job. A backup leaves no copy, a commit and a mirror leave the guest in its storage

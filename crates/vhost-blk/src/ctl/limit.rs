@@ -28,11 +28,11 @@ pub struct LimitArgs {
     /// without them the disk adopts those of the group
     #[arg(long, value_name = "GROUP", value_parser = group, group = "limits")]
     pub group: Option<String>,
-    /// Requests per second at most, of any kind; off: no such limit
+    /// Maximum requests per second, of any kind; off: no such limit
     #[arg(long, value_name = "N|off", value_parser = |text: &str| or_off(text, values::iops),
           group = "limits")]
     pub iops: Option<Rate>,
-    /// Bytes per second that requests read, write or zero at most, with K, M, G or T (powers of 1024); off: no such
+    /// Maximum bytes per second that requests read, write or zero, with K, M, G or T (powers of 1024); off: no such
     /// limit
     #[arg(long, value_name = "SIZE|off", value_parser = bytes, group = "limits")]
     pub bandwidth: Option<Rate>,

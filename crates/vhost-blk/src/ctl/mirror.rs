@@ -27,10 +27,10 @@ pub struct MirrorArgs {
     /// Format of the new file [default: that of the disk]
     #[arg(long, value_name = "FORMAT", requires = "to")]
     pub format: Option<Format>,
-    /// Bytes per second that are copied at most, with K, M, G or T (powers of 1024). The completion has no limit
+    /// Maximum bytes per second to copy, with K, M, G or T (powers of 1024). The completion has no limit
     #[arg(long, value_name = "SIZE", value_parser = values::rate_of_bytes, requires = "to")]
     pub bandwidth: Option<NonZeroU64>,
-    /// Give the content of the block device up. A file is never overwritten
+    /// Allow the loss of the block device's content. A file is never overwritten
     #[arg(long, requires = "to")]
     pub overwrite: bool,
     /// Wait until everything was copied once. The end of this program does not end the mirror

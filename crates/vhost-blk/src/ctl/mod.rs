@@ -94,8 +94,8 @@ pub enum Action {
         #[arg(long, value_name = "BITMAP", value_parser = values::disk_name)]
         remove: Option<String>,
     },
-    /// Copy what the image of a disk has itself into its backing file, in which the guest goes on: the
-    /// opposite of snapshot. Waits for the end without a limit; the end of this program cancels it
+    /// Merge the image of a disk into its backing file, and let the guest continue there: the opposite of
+    /// snapshot. Waits for the end without a limit; the end of this program cancels the commit
     Commit {
         /// The disk.
         #[command(flatten)]
@@ -106,7 +106,7 @@ pub enum Action {
         /// Rewrite the file of a disk of --config-dir, so that it names the backing file
         #[arg(long)]
         update_config: bool,
-        /// Bytes per second that are copied at most, with K, M, G or T (powers of 1024). The last part, while the disk
+        /// Maximum bytes per second to copy, with K, M, G or T (powers of 1024). The last part, while the disk
         /// takes no request, has no limit
         #[arg(long, value_name = "SIZE", value_parser = values::rate_of_bytes)]
         bandwidth: Option<NonZeroU64>,
@@ -221,8 +221,8 @@ pub enum Action {
     /// this program is stopped. While a trace runs, each request costs some readings of the clock
     Trace(TraceArgs),
     /// Replace the program of the daemon while the guests of all of its disks run, after the new one
-    /// has checked that it can take over. Otherwise the old one serves on. A disk in memory, and one that
-    /// is being backed up, mirrored or merged, refuses it
+    /// has checked that it can take over. Otherwise the old program continues to serve. The upgrade is
+    /// refused while a disk is in memory (--backend mem), or is being backed up, mirrored or merged
     Upgrade {
         /// Absolute path of the new program, which only root or the daemon's user can change
         /// [default: the file that the daemon was started from, as it is now]
@@ -230,7 +230,7 @@ pub enum Action {
         program: Option<String>,
     },
     /// Show the versions of the daemon, of the kernel module and of this program, with a warning if they differ, and
-    /// since when the daemon runs
+    /// the start time of the daemon
     Version,
 }
 

@@ -129,7 +129,7 @@ pub(super) fn since(time: &Value) -> String {
 /// The reply to `snapshot`.
 pub(super) fn snapshot(reply: &Value) -> String {
     let risk = match reply["marked"].as_bool() {
-        Some(false) => "the image has no mark: see that no program writes to it\n",
+        Some(false) => "the image has no mark: make sure that no program writes to it\n",
         _ => "",
     };
     moved(reply, "overlay") + risk
@@ -138,7 +138,7 @@ pub(super) fn snapshot(reply: &Value) -> String {
 /// The reply to `commit`.
 pub(super) fn commit(reply: &Value) -> String {
     let merged = word(&reply["merged"]);
-    moved(reply, "image") + &format!("{merged} is of no use any more: remove it\n")
+    moved(reply, "image") + &format!("{merged} is no longer needed: remove it\n")
 }
 
 /// The reply to the completion of a mirror.
@@ -146,10 +146,10 @@ pub(super) fn mirrored(reply: &Value) -> String {
     let before = word(&reply["before"]);
     let rest = match reply["marked"].as_bool() {
         Some(true) => {
-            format!("{before} has the content of that moment, and is not started any more\n")
+            format!("{before} has the content of that moment, and can no longer be started\n")
         }
         _ => format!(
-            "{before} has no mark: see that no disk is started with it, whose content is old\n"
+            "{before} has no mark, and its content is old: make sure that no disk is started with it\n"
         ),
     };
     moved(reply, "image") + &rest

@@ -71,7 +71,7 @@ pub(super) const BITMAPS: Page = Page {
             "vhost-blk ctl --control-path vhost-blk.ctl bitmaps data",
         ),
         (
-            "Note no more changes in one of them:",
+            "Remove one of them:",
             "vhost-blk ctl --control-path vhost-blk.ctl bitmaps data --remove nightly",
         ),
     ],

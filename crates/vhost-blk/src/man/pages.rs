@@ -192,7 +192,7 @@ pub const PAGES: &[Page] = &[
         command: "vhost-blk ctl reload",
         statuses: &[
             DONE,
-            (1, "Failure, or a disk could not be treated; the output names it."),
+            (1, "Failure, or the change of a disk has failed; the output names it."),
             MISUSED,
         ],
         files: CONTROL_SOCKET,
@@ -230,7 +230,7 @@ pub const PAGES: &[Page] = &[
                 "vhost-blk ctl --control-path vhost-blk.ctl resize data 40G",
             ),
             (
-                "Take up the size of an image that was enlarged by other means:",
+                "Adopt the size of an image that was enlarged by other means:",
                 "vhost-blk ctl --control-path vhost-blk.ctl resize data",
             ),
         ],
@@ -352,7 +352,10 @@ pub const PAGES: &[Page] = &[
         statuses: &[
             (0, "It was stopped by SIGTERM, SIGINT or vhost-blk ctl stop. --check: no error."),
             FAILED,
-            (2, "The command line is wrong. --check: a file is wrong."),
+            (
+                2,
+                "The command line is wrong, or the directory of --config-dir is missing. --check: a file is wrong.",
+            ),
         ],
         files: &[
             ("DIR/NAME.toml", "Options of the disk NAME (--config-dir)."),

@@ -77,7 +77,7 @@ pub(super) const SET_ERRORS: Page = Page {
     files: CONTROL_SOCKET,
     examples: &[
         (
-            "Halt the disk if no space is left, and tell of storage that hangs for 30 s:",
+            "Halt the disk if no space is left, and report storage that hangs for 30 s:",
             "vhost-blk ctl --control-path vhost-blk.ctl set-errors data --on-error enospc --io-timeout 30",
         ),
         (

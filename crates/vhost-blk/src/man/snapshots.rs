@@ -24,10 +24,7 @@ pub(super) const COMMIT: Page = Page {
             "Merge the newest image of a disk into the one before:",
             "vhost-blk ctl --control-path vhost-blk.ctl commit data",
         ),
-        (
-            "End that before it is complete:",
-            "vhost-blk ctl --control-path vhost-blk.ctl commit data --cancel",
-        ),
+        ("Cancel the commit:", "vhost-blk ctl --control-path vhost-blk.ctl commit data --cancel"),
     ],
     see_also: &[
         ("vhost-blk-ctl", "1"),
@@ -59,18 +56,15 @@ pub(super) const MIRROR: Page = Page {
             "vhost-blk ctl --control-path vhost-blk.ctl mirror data --to /fast/data.img --complete",
         ),
         (
-            "Copy to a block device at 100 MB/s:",
+            "Copy to a block device, at 100 MiB per second at most:",
             "vhost-blk ctl --control-path vhost-blk.ctl mirror data --to /dev/vg/data --overwrite --bandwidth 100M",
         ),
         ("Show its progress:", "vhost-blk ctl --control-path vhost-blk.ctl mirror data"),
         (
-            "Make the guest go on there:",
+            "Complete the mirror:",
             "vhost-blk ctl --control-path vhost-blk.ctl mirror data --complete",
         ),
-        (
-            "End that without a move:",
-            "vhost-blk ctl --control-path vhost-blk.ctl mirror data --cancel",
-        ),
+        ("Cancel the mirror:", "vhost-blk ctl --control-path vhost-blk.ctl mirror data --cancel"),
     ],
     see_also: &[
         ("vhost-blk-ctl", "1"),

@@ -135,7 +135,10 @@ fn an_image_without_attributes_needs_no_mark_and_is_then_not_protected() {
     assert!(!rig.path("b").exists());
     device.write(2, &[2; 512]).unwrap();
     let told = rig.ok("snapshot a --to b --no-mark");
-    assert!(told.contains("the image has no mark: see that no program writes to it"), "{told}");
+    assert!(
+        told.contains("the image has no mark: make sure that no program writes to it"),
+        "{told}"
+    );
     let before = fs::read(&below).unwrap();
     device.write(2, &[3; 512]).unwrap();
     assert!(fs::read(&below).unwrap() == before);
