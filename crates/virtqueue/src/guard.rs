@@ -6,7 +6,9 @@
 //! marks the mapping as lost; the queues on it fault. Any other SIGBUS keeps its default action.
 //!
 //! A page within the file raises SIGBUS if its file system has no room for it (a hole in a full tmpfs), or if the
-//! hardware has lost it. Only that page is replaced: requests in flight still use the others.
+//! hardware has lost it. Only that page is replaced: requests in flight still use the others. Each such page may split
+//! a mapping of the kernel, of which a process has a bounded number. So beyond [`SINGLE_MAX`] pages of a mapping, or
+//! [`SINGLES_MAX`] of the process, all pages behind it are replaced, too.
 //!
 //! The handler takes no lock. It reads the registry of mappings, whose entries have a version that is
 //! odd while the entry changes. The entry of the mapping that a thread accesses does not change.
@@ -22,6 +24,11 @@ use std::sync::{Mutex, Once, PoisonError};
 
 /// Maximum mappings of the process.
 pub(crate) const MAPPINGS_MAX: usize = 1 << 14;
+/// Maximum pages of a mapping that are replaced alone.
+const SINGLE_MAX: u32 = 64;
+/// Maximum pages of the process that are replaced alone: they make at most twice as many mappings of the kernel, of the
+/// 65530 that `vm.max_map_count` allows by default.
+const SINGLES_MAX: u32 = 4096;
 /// `si_code` of an access to a page that the file does not have.
 const BUS_ADRERR: c_int = 2;
 /// `si_code` of an access to a page that the hardware has lost.
@@ -39,6 +46,8 @@ struct Entry {
     /// Offset of the first page in the file.
     offset: AtomicU64,
     lost: AtomicBool,
+    /// Pages that were replaced alone.
+    singles: AtomicU32,
 }
 
 /// The pages of a mapping.
@@ -67,6 +76,7 @@ impl Entry {
             file: AtomicI32::new(-1),
             offset: AtomicU64::new(0),
             lost: AtomicBool::new(false),
+            singles: AtomicU32::new(0),
         }
     }
 
@@ -83,7 +93,18 @@ impl Entry {
         if self.lost.swap(false, Relaxed) {
             LOST.fetch_sub(1, Relaxed);
         }
+        SINGLES.fetch_sub(self.singles.swap(0, Relaxed), Relaxed);
         self.version.store(version.wrapping_add(2), Release);
+    }
+
+    /// Counts a page that is to be replaced alone; `false`: there were too many.
+    fn may_replace_alone(&self) -> bool {
+        if self.singles.load(Relaxed) >= SINGLE_MAX || SINGLES.load(Relaxed) >= SINGLES_MAX {
+            return false;
+        }
+        self.singles.fetch_add(1, Relaxed);
+        SINGLES.fetch_add(1, Relaxed);
+        true
     }
 
     /// The pages; `None` while the entry changes.
@@ -108,6 +129,8 @@ static USED: AtomicUsize = AtomicUsize::new(0);
 static FREE: Mutex<Vec<usize>> = Mutex::new(Vec::new());
 /// Number of lost mappings.
 static LOST: AtomicUsize = AtomicUsize::new(0);
+/// Number of pages that were replaced alone, in all mappings.
+static SINGLES: AtomicU32 = AtomicU32::new(0);
 
 /// A guarded mapping. Drop it before the mapping is unmapped.
 #[derive(Debug)]
@@ -194,8 +217,9 @@ fn replace_lost_pages(code: c_int, address: usize) -> bool {
     let Some((entry, pages)) = found else { return false };
     let start = address - (address - pages.addresses.start) % pages.page_bytes;
     // A truncation has removed the pages behind it, too: the number of mappings stays small.
-    let behind = pages.addresses.end - start;
-    let is_replaced = code == BUS_ADRERR && !is_in_file(&pages, start) && replace(start, behind);
+    let is_alone =
+        (code == BUS_MCEERR_AR || is_in_file(&pages, start)) && entry.may_replace_alone();
+    let is_replaced = !is_alone && replace(start, pages.addresses.end - start);
     if !(is_replaced || replace(start, pages.page_bytes)) {
         return false;
     }

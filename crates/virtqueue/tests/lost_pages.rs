@@ -70,3 +70,32 @@ fn a_hole_that_finds_no_room_loses_one_page_and_no_other() {
     file.write_all_at(&[9], 7 * PAGE as u64).unwrap();
     assert_eq!(read(&mapping, 7 * PAGE), 9);
 }
+
+/// A hostile VMM could have more of them than a process may have mappings.
+#[test]
+fn many_holes_that_find_no_room_do_not_use_up_the_mappings_of_the_process() {
+    if may_not_mount() {
+        return;
+    }
+    const PAGES: usize = 160_000;
+    let mount = Mount::tmpfs(1);
+    let (file, mapping) = mapped(&mount, PAGES);
+    file.write_all_at(&[7; PAGE], 0).unwrap();
+    let mut rest = File::create(mount.path("rest")).unwrap();
+    while rest.write_all(&[1; PAGE]).is_ok() {}
+    for page in (1..PAGES).step_by(2).chain((1..PAGES).rev().step_by(2)) {
+        assert_eq!(read(&mapping, page * PAGE), 0);
+    }
+    assert_eq!(read(&mapping, 0), 7);
+    let mappings = std::fs::read_to_string("/proc/self/maps").unwrap().lines().count();
+    assert!(mappings < 1000, "{mappings} mappings");
+    // The pages of a mapping that has gone do not count.
+    drop((mapping, file));
+    std::fs::remove_file(mount.path("memory")).unwrap();
+    let (file, mapping) = mapped(&mount, 8);
+    while rest.write_all(&[1; PAGE]).is_ok() {}
+    drop(rest);
+    file.write_all_at(&[7; 1], 7 * PAGE as u64).unwrap_err();
+    assert_eq!(read(&mapping, PAGE), 0);
+    assert!(mapping.is_lost());
+}
