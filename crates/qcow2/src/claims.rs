@@ -3,7 +3,7 @@
 
 use crate::entry::Entry;
 use crate::fields::{entries, u64_at};
-use crate::guard::Guard;
+use crate::guard::{FileClusters, Guard};
 use crate::image::Image;
 use crate::mapped::Mapped;
 use crate::places::{ENTRY_BYTES, HEADER_BYTES, Places};
@@ -21,8 +21,11 @@ impl Store {
     pub(crate) fn protect(&self, cluster_bytes: u64) -> io::Result<()> {
         let places = Places::read(cluster_bytes, &|len, at| self.read(len, at))?;
         let header = self.read(HEADER_BYTES, 0)?;
-        let clusters = self.size_bytes()?.div_ceil(cluster_bytes);
-        let _ = self.guard.set(Mutex::new(Guard::new(places, header, clusters))); // it has been guarded before
+        let file = FileClusters {
+            all: self.size_bytes()?.div_ceil(cluster_bytes),
+            allocated: self.allocated_bytes()?.div_ceil(cluster_bytes),
+        };
+        let _ = self.guard.set(Mutex::new(Guard::new(places, header, file))); // it has been guarded before
         Ok(())
     }
 

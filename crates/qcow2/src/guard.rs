@@ -23,10 +23,10 @@ use std::ops::Range;
 
 /// Bytes of L2 tables that are looked at between two batches of questions.
 const LOOK_BYTES: u64 = 4 << 20;
-/// Pages of clusters that a scattered image may name: they have some 100 MiB of memory. An image without holes names
-/// nearly all clusters of its file, and more of its pages.
+/// Pages of clusters that a scattered image may name: they take some 150 MiB of memory.
 const SCATTERED_PAGES_MAX: usize = 1 << 20;
-/// Clusters of a page, of 512, below which an image is scattered.
+/// Clusters of a page, of 512, below which an image is scattered: those that are named, and those that the file system
+/// has. A file without holes has more, and so has an image whose tables were made before its data.
 const SCATTERED_CLUSTERS: usize = 8;
 /// First bytes of [`Guard::known`]: another form gets another number.
 const KNOWN: &[u8] = b"vhost-blk clusters 1\n";
@@ -41,7 +41,15 @@ struct Look {
     left: VecDeque<u64>,
     /// Clusters of all tables.
     tables: Clusters,
-    file_clusters: u64,
+    file: FileClusters,
+}
+
+/// Clusters of the file at its opening.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct FileClusters {
+    pub(crate) all: u64,
+    /// Those for which the file system has space.
+    pub(crate) allocated: u64,
 }
 
 /// The clusters of the file with compressed data at a place.
@@ -74,12 +82,12 @@ pub(crate) struct Guard {
 
 impl Guard {
     /// The guard of an image with these tables, and with this header, in a file of so many clusters.
-    pub(crate) fn new(places: Places, header: Vec<u8>, file_clusters: u64) -> Guard {
+    pub(crate) fn new(places: Places, header: Vec<u8>, file: FileClusters) -> Guard {
         let mut left: Vec<_> = places.l2_tables.iter().copied().collect();
         left.sort_unstable();
         let mut tables = Clusters::default();
         places.all().for_each(|cluster| tables.add(cluster));
-        let look = Look { left: left.into(), tables, file_clusters };
+        let look = Look { left: left.into(), tables, file };
         let look = (!look.left.is_empty()).then_some(look);
         Guard { places, header, look, ..Guard::default() }
     }
@@ -141,7 +149,7 @@ impl Guard {
             self.damage(format!(
                 "the L2 table in cluster {table} names the cluster {cluster}, {what}"
             ));
-        } else if self.is_scattered() {
+        } else if self.is_scattered(look.file.allocated) {
             self.is_unsound = true;
             let what = "it names few clusters in each part of a large file; copy it with `vhost-blk convert`";
             self.damage(format!(
@@ -154,9 +162,10 @@ impl Guard {
 
     /// Returns whether the named clusters need much more memory than a bit for each cluster of the file. A hostile
     /// image could name one in each page.
-    fn is_scattered(&self) -> bool {
+    fn is_scattered(&self, allocated: u64) -> bool {
         let pages = self.data.page_count() + self.compressed.page_count();
-        pages > SCATTERED_PAGES_MAX && self.named < pages * SCATTERED_CLUSTERS
+        let least = pages * SCATTERED_CLUSTERS;
+        pages > SCATTERED_PAGES_MAX && self.named < least && allocated < least as u64
     }
 
     /// Claims the clusters of an L2 table.
@@ -179,7 +188,7 @@ impl Guard {
         compressed.sort_unstable();
         compressed.dedup();
         let last = data.last().max(compressed.last()).copied();
-        if let Some(last) = last.filter(|last| *last >= look.file_clusters) {
+        if let Some(last) = last.filter(|last| *last >= look.file.all) {
             return Err(last);
         }
         if let Some(twice) = data.windows(2).find(|pair| pair[0] == pair[1]) {
@@ -298,6 +307,7 @@ mod tests {
     use crate::places::HEADER_BYTES;
 
     const FILE: u64 = 1000;
+    const FILE_CLUSTERS: FileClusters = FileClusters { all: FILE, allocated: FILE };
 
     fn guard() -> Guard {
         let places = Places {
@@ -308,7 +318,7 @@ mod tests {
             l2_tables: [4, 5].into(),
             ..Places::default()
         };
-        Guard::new(places, vec![0; HEADER_BYTES], FILE)
+        Guard::new(places, vec![0; HEADER_BYTES], FILE_CLUSTERS)
     }
 
     /// Looks at both L2 tables. Returns whether the image is sound.
@@ -382,11 +392,15 @@ mod tests {
     }
 
     #[test]
-    fn an_image_with_few_clusters_in_many_pages_takes_no_change() {
+    fn a_sparse_image_with_few_clusters_in_many_pages_takes_no_change() {
         let pages = SCATTERED_PAGES_MAX as u64;
-        for (last, is_sound) in [(pages, true), (pages + 1, false)] {
+        let sparse = pages * SCATTERED_CLUSTERS as u64;
+        for (last, allocated, is_sound) in
+            [(pages, 0, true), (pages + 1, sparse, false), (pages + 1, 2 * sparse, true)]
+        {
             let places = Places { cluster_bits: 16, l2_tables: [4].into(), ..Places::default() };
-            let mut guard = Guard::new(places, vec![0; HEADER_BYTES], u64::MAX);
+            let file = FileClusters { all: u64::MAX, allocated };
+            let mut guard = Guard::new(places, vec![0; HEADER_BYTES], file);
             guard.look((1..=last).map(|page| cluster(page * 512)));
             assert_eq!(guard.is_sound(), is_sound);
             let told = guard.check().map_err(|why| why.to_string());
@@ -413,7 +427,8 @@ mod tests {
             later.trust(&wrong);
             assert!(later.is_looking());
         }
-        let mut small = Guard::new(Places { l2_tables: [4].into(), ..other }, Vec::new(), FILE);
+        let places = Places { l2_tables: [4].into(), ..other };
+        let mut small = Guard::new(places, Vec::new(), FILE_CLUSTERS);
         small.trust(&known);
         assert!(small.is_looking(), "its clusters have another size");
         guard.damage("a test");

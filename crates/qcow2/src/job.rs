@@ -8,7 +8,7 @@ use crate::storage::{Change, CommitError, Log};
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, PoisonError};
 
@@ -53,6 +53,12 @@ impl Out {
     /// Length of the file in bytes.
     pub(crate) fn size_bytes(&self) -> io::Result<u64> {
         Ok(self.file.metadata()?.len())
+    }
+
+    /// Bytes of the file system that the file takes; all of a block device.
+    pub(crate) fn allocated_bytes(&self) -> io::Result<u64> {
+        let found = self.file.metadata()?;
+        Ok(if found.is_file() { found.blocks() * 512 } else { u64::MAX })
     }
 
     /// Makes the file at least as long as this.

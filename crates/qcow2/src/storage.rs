@@ -345,6 +345,11 @@ impl Store {
     pub fn size_bytes(&self) -> io::Result<u64> {
         self.out.size_bytes()
     }
+
+    /// Bytes of the file system that the file takes; all of a block device.
+    pub(crate) fn allocated_bytes(&self) -> io::Result<u64> {
+        self.out.allocated_bytes()
+    }
 }
 
 /// Punches a hole into a file, which stays as long as it is.
