@@ -60,7 +60,8 @@ fn a_backup_is_seen_and_its_result_can_be_used_when_its_completion_is_told() {
     fill(&mut guest(&rig, "a"), 1);
     let mut raw = rig.events();
     assert_eq!(jobs(&rig), [] as [Value; 0]);
-    let client = begin(&rig, "backup a --to b.img --bandwidth 16M");
+    // It takes longer than this part of the test.
+    let client = begin(&rig, "backup a --to b.img --bandwidth 1K");
     expect(&rig, &mut raw, "backup_begun", "b.img");
     let job = wait_for_job(&rig, "backup");
     let target = rig.path("b.img").display().to_string();
@@ -74,6 +75,7 @@ fn a_backup_is_seen_and_its_result_can_be_used_when_its_completion_is_told() {
     assert!(table.starts_with("DISK  JOB     STATE    DONE"), "{table}");
     assert!(table.contains(&target), "{table}");
     assert_eq!(rig.json("list")[0]["jobs"][0]["kind"], "backup");
+    rig.ok("jobs a --bandwidth off");
     expect(&rig, &mut raw, "backup_completed", "b.img");
     assert!(std::fs::read(rig.path("b.img")).unwrap().iter().all(|byte| *byte == 1));
     // The client of the first one may not have its answer yet.

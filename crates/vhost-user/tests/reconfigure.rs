@@ -193,7 +193,7 @@ fn one_after_another(
 fn queues_that_are_stopped_together_stop_taking_before_one_is_waited_for() {
     const QUEUES: usize = 8;
     // A long delay, compared with the daemon's own time.
-    let disk = from_spec("delay:us=50000", Arc::new(mem())).unwrap();
+    let disk = from_spec("delay:us=300000", Arc::new(mem())).unwrap();
     let setup = Setup { queues: QUEUES as u16, threads: 2, ..Setup::default() };
     let daemon = Daemon::start(disk, &setup);
     let options = Options { num_queues: QUEUES as u16, ..Options::default() };

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Backups that do not end well leave no target and hurt no guest.
 
-use crate::common::{Daemon, one_line, program};
+use crate::common::{Daemon, one_line, program, wait_until};
 use crate::load::under_load;
 use crate::mount::{Mount, may_not_mount};
 use crate::rig::{Raw, Rig};
 use crate::served::{Served, served};
-use crate::{Client, SLOW, assert_same, connect, fill, parts, wait_for_end};
+use crate::{Client, SLOW, assert_same, connect, fill, is_backed_up, parts, wait_for_end};
 use driver::{Device, Options, Request};
 use serde_json::json;
 use std::collections::HashMap;
@@ -48,8 +48,11 @@ fn a_client_that_is_killed_at_any_moment_leaves_no_target_and_the_guest_goes_on(
             let bandwidth = if seed % 2 == 0 { "4M" } else { "16K" };
             command.arg(served.place.path("copy")).args(["--bandwidth", bandwidth]);
             let mut client = Daemon::spawn(&mut command);
-            // Random moments, from the start of the client until the copy is a tenth done.
-            std::thread::sleep(Duration::from_millis(seed * 7919 % 200));
+            // Random moments, from the start of the client until the copy is a tenth done, and one within the copy.
+            match seed + 1 == SEEDS {
+                false => std::thread::sleep(Duration::from_millis(seed * 7919 % 200)),
+                true => wait_until("the copy", || is_backed_up(&served)),
+            }
             client.signal(libc::SIGKILL);
             client.wait();
             loaded.wait_for_progress(5);

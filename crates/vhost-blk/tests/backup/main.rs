@@ -27,7 +27,7 @@ mod served;
 mod server;
 mod shared;
 
-use common::{Place, pattern, wait_until};
+use common::{Place, pattern, stdout, wait_until};
 use rig::Raw;
 use serde_json::{Value, json};
 use served::Served;
@@ -81,12 +81,16 @@ fn fill(image: &Path) -> Vec<u8> {
     content
 }
 
-/// Waits until the backup is over, for the disk too.
+fn is_backed_up(served: &Served) -> bool {
+    served.status()["disk"].to_string().contains("backed up")
+}
+
+/// Waits until the backup is over, for the disk and for the next one, too.
 #[track_caller]
 fn wait_for_end(served: &Served) {
     wait_until("the backup ends", || {
-        let told = served.status()["disk"].to_string();
-        !told.contains("backed up") && parts(&served.place).is_empty()
+        let jobs = stdout(&served.ctl(&["--json", "jobs"]));
+        !is_backed_up(served) && parts(&served.place).is_empty() && jobs == "[]\n"
     });
 }
 

@@ -2,8 +2,8 @@
 //! Events of the disks.
 
 use crate::rig::Rig;
+use crate::watcher::Watcher;
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
 
 #[test]
 fn each_change_of_a_disk_is_an_event_with_its_disk() {
@@ -98,35 +98,16 @@ fn a_subscriber_that_does_not_read_loses_events_and_is_told_how_many() {
 fn ctl_prints_events_until_the_daemon_ends() {
     let mut rig = Rig::new();
     rig.add("a", "");
-    let output = std::thread::scope(|scope| {
-        let events = scope.spawn(|| rig.ok("--json events"));
-        // Only pauses after the subscription are events.
-        while !events.is_finished() {
-            rig.ctl("pause a");
-            rig.ctl("resume a");
-            if has_subscriber(&rig) {
-                rig.ctl("pause a");
-                rig.ctl("stop");
-                break;
-            }
-        }
-        events.join().unwrap()
-    });
+    let mut events = Watcher::start(&rig, "events");
+    events.wait_for_begin(&rig);
+    rig.ok("limit a --iops 5");
+    rig.ok("stop");
     assert_eq!(rig.daemon.wait().code(), Some(0));
-    let mut counts = BTreeMap::<String, u64>::new();
-    for line in output.lines() {
-        let event: Value = serde_json::from_str(line).unwrap();
-        *counts.entry(event["event"].as_str().unwrap().to_owned()).or_default() += 1;
-    }
-    assert!(counts.get("paused").is_some_and(|count| *count > 0), "{counts:?}");
-}
-
-/// Returns whether a connection is a subscriber: its thread waits for the eventfd.
-fn has_subscriber(rig: &Rig) -> bool {
-    let tasks = std::fs::read_dir(format!("/proc/{}/task", rig.daemon.id())).unwrap();
-    let names =
-        tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok());
-    names.filter(|name| name.trim() == "control-client").count() > 0
+    let names = std::iter::from_fn(|| events.next())
+        .map(|event| event["event"].as_str().unwrap().to_owned())
+        .filter(|name| !["paused", "resumed"].contains(&&**name));
+    assert_eq!(names.collect::<Vec<_>>(), ["limited", "removed", "stopped"]);
+    assert_eq!(events.end(), (Some(0), String::new()));
 }
 
 #[test]

@@ -85,7 +85,9 @@ fn a_reload_treats_each_disk_by_its_change() {
     // The used one is restarted as soon as its front-end has gone.
     guests.clear();
     rig.write_file("bad", &file("bad", ""));
-    rig.place.wait_until("the restart", || rig.ok("reload").contains("used: restarted"));
+    rig.place.wait_until("the restart", || {
+        crate::common::stdout(&rig.ctl("reload")).contains("used: restarted")
+    });
     assert_eq!(rig.guest("used").get_id().unwrap()[..3], *b"new");
 }
 

@@ -199,7 +199,9 @@ fn a_disk_that_fails_is_listed_with_its_error_and_served_as_soon_as_it_can_be() 
     assert!(page.contains("vhost_blk_disk_failed{disk=\"a\"} 0"), "{page}");
     let mut events = rig.events();
     std::fs::remove_file(rig.path("conf/wrong.toml")).unwrap();
-    std::fs::File::create(rig.path("late.img")).unwrap().set_len(1 << 20).unwrap();
+    // No attempt sees an empty file.
+    std::fs::File::create(rig.path("part.img")).unwrap().set_len(1 << 20).unwrap();
+    std::fs::rename(rig.path("part.img"), rig.path("late.img")).unwrap();
     // Without a reload. The failed disk whose file has gone leaves the list, too.
     rig.wait_for("late", "serving");
     rig.guest("late").write(0, &[1; 512]).unwrap();

@@ -59,12 +59,12 @@ fn silent_serial(context: &Context) -> Result<()> {
     Ok(())
 }
 
-/// Waits until no request was answered for two seconds.
+/// Waits until no request was answered for two seconds, after some were.
 fn wait_for_silence(load: &Load) {
     loop {
         let before = load.operations();
         std::thread::sleep(Duration::from_secs(2));
-        if load.operations() == before {
+        if before > 0 && load.operations() == before {
             return;
         }
     }
