@@ -8,8 +8,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use kit::outcome::skip;
 use kit::system::run;
+use kit::wait;
 
-use super::system::{read_number, wait_up_to};
+use super::system::read_number;
 
 /// Name of the module, for the kernel's own driver and this project's.
 pub(crate) const MODULE: &str = "virtio_blk";
@@ -138,8 +139,9 @@ pub(crate) fn unload() -> Result<()> {
     if !module.exists() {
         return Ok(());
     }
-    let is_unused = || read_number(module.join("refcnt")).is_ok_and(|count| count == 0);
-    wait_up_to(CLOSE_MAX, "the last close of the disks", || is_unused().then_some(()))?;
+    let is_unused = || Ok((read_number(module.join("refcnt"))? == 0).then_some(()));
+    wait::wait_until(CLOSE_MAX, "the last close of the disks", is_unused)
+        .context("the driver is still in use")?;
     run("rmmod", &[MODULE]).map(drop)
 }
 
