@@ -72,8 +72,10 @@ pub enum RingFault {
         len: u64,
     },
     /// The front-end has truncated the file of the guest's memory, of the dirty log or of the in-flight
-    /// region.
-    #[error("guest memory was truncated, or the dirty log or in-flight region")]
+    /// region, or its file system has no room for a page.
+    #[error(
+        "guest memory was truncated, or its file system is full, or that of the dirty log or in-flight region"
+    )]
     MemoryLost,
     /// A chain of a previous daemon is of the other ring layout.
     #[error("a chain in flight is not of the layout of its ring")]
