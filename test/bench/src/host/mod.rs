@@ -11,7 +11,7 @@ pub mod subject;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::Args as ClapArgs;
 use kit::fio;
 use kit::metric::{CPU, Figures, IDLE_CPU, IOPS, Metric, P50, P99, Point, Set, in_turn, point};
@@ -129,23 +129,38 @@ impl Spot {
 }
 
 impl Args {
-    /// The devices; tells those that this machine lacks.
-    fn devices(&self, left_out: &mut Vec<String>) -> Vec<Storage> {
+    /// The wanted devices.
+    ///
+    /// # Errors
+    /// A name of `--device` that none of them has.
+    fn devices(&self) -> Result<Vec<Storage>> {
         let slow = self.slow_us.iter().filter(|&&us| us > 0).map(|&us| Speed::Slow(us));
         let speeds = [Speed::Null, Speed::Polled].into_iter().chain(slow).map(Storage::Device);
-        let mut devices: Vec<Storage> = speeds.collect();
-        for storage in [Storage::Ram, Storage::Nvme] {
-            match storage.is_possible() {
-                Ok(()) => devices.push(storage),
-                Err(why) => {
-                    let line = format!("{}: {why:#}", storage.name());
-                    eprintln!("bench: {line}");
-                    left_out.push(line);
-                }
-            }
+        let mut devices: Vec<Storage> = speeds.chain([Storage::Ram, Storage::Nvme]).collect();
+        let names: Vec<String> = devices.iter().map(|device| device.name()).collect();
+        if let Some(wrong) = self.devices.iter().find(|name| !names.contains(name)) {
+            bail!(
+                "--device {wrong}: there is none of this name; give one of: {}",
+                names.join("; ")
+            );
         }
         devices.retain(|device| self.devices.is_empty() || self.devices.contains(&device.name()));
-        devices
+        Ok(devices)
+    }
+
+    /// The wanted devices that this machine has; tells the others.
+    fn present(&self, left_out: &mut Vec<String>) -> Result<Vec<Storage>> {
+        let mut devices = self.devices()?;
+        devices.retain(|storage| {
+            let possible = storage.is_possible();
+            if let Err(why) = &possible {
+                let line = format!("{}: {why:#}", storage.name());
+                eprintln!("bench: {line}");
+                left_out.push(line);
+            }
+            possible.is_ok()
+        });
+        Ok(devices)
     }
 
     fn duration(&self) -> Duration {
@@ -163,7 +178,7 @@ pub fn run(args: &Args) -> Result<()> {
     for program in [ours.as_str(), "qemu-storage-daemon"] {
         results.setup.push((program.to_owned(), setup::version(program)));
     }
-    for storage in args.devices(&mut results.left_out) {
+    for storage in args.present(&mut results.left_out)? {
         for &queues in &args.queues {
             compare(&args, &programs, storage, queues, &mut results)?;
         }
@@ -343,4 +358,30 @@ fn idle(args: &Args, subject: &Subject) -> Result<Figures> {
     std::thread::sleep(time);
     let busy = subject.times()?.since(&before).busy;
     Ok(vec![(IDLE_CPU, 100.0 * busy.as_secs_f64() / time.as_secs_f64())])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn devices(words: &[&str]) -> Result<Vec<String>> {
+        let cli = Cli::parse_from([&["host"], words].concat());
+        Ok(cli.args.devices()?.iter().map(|device| device.name()).collect())
+    }
+
+    #[test]
+    fn a_device_that_does_not_exist_is_refused() {
+        let wanted = ["--slow-us", "80", "--device", "null_blk 80 us", "--device", "brd"];
+        assert_eq!(devices(&wanted).unwrap(), ["null_blk 80 us", "brd"]);
+        assert!(devices(&["--slow-us", "80"]).unwrap().len() > 3);
+        let told = devices(&["--device", "null_blk 7 us"]).unwrap_err().to_string();
+        assert!(told.contains("null_blk 7 us: there is none") && told.contains("; brd;"), "{told}");
+    }
 }
