@@ -50,6 +50,16 @@ impl LogLimit {
     }
 }
 
+/// Logs a line of this place in the code, at most one a second in the process, with the number of suppressed ones: as
+/// `tracing` does, with the level first.
+#[macro_export]
+macro_rules! log_once_per_second {
+    ($level:ident, $($line:tt)+) => {{
+        static LINES: $crate::LogLimit = $crate::LogLimit::new();
+        LINES.log(|not_shown| ::tracing::$level!(not_shown, $($line)+));
+    }};
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

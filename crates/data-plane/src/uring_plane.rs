@@ -7,7 +7,6 @@ use crate::lanes::Lanes;
 use crate::limit_change::{LimitChange, LimitError};
 use crate::limits::{Limiter, Limits, Member, Share};
 use crate::mail::{Answer, Mail, NewCall, Postbox};
-use crate::once_per_second::LogLimit;
 use crate::plane::{DataPlane, KeptRequests, QueueReport, QueueSetup, QueueState};
 use crate::pool::{UringOptions, UringPool};
 use backend::Disk;
@@ -185,8 +184,7 @@ impl DataPlane for UringPlane {
         for (postbox, number) in self.lanes.threads() {
             let result = postbox.ask(|reply| Mail::Memory(number, memory.clone(), reply));
             if let Err(error) = result {
-                static LINES: LogLimit = LogLimit::new();
-                LINES.log(|not_shown| tracing::warn!(%error, not_shown, "guest memory cannot be pinned; raise RLIMIT_MEMLOCK to its size, or set --pin-memory off; continuing without"));
+                crate::log_once_per_second!(warn, %error, "guest memory cannot be pinned; raise RLIMIT_MEMLOCK to its size, or set --pin-memory off; continuing without");
             }
         }
         self.memory = memory; // unmap the old memory only after the threads have unregistered it

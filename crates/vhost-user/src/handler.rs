@@ -9,7 +9,7 @@ use crate::mem_table::{MemTable, SLOTS_MAX};
 use crate::queue_setup::{QueueSlot, VringAddr};
 use crate::region_use::UsedRegion;
 use crate::session::Session;
-use data_plane::{InflightRegion, KeptRequests, LogLimit};
+use data_plane::{InflightRegion, KeptRequests};
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
@@ -186,15 +186,12 @@ impl VhostUserBackendReqHandlerMut for Session<'_> {
         if let Some(queue) = &self.queues[index].running {
             let copy = checked(fd.as_ref().map(File::try_clone).transpose())?;
             if let Err(why) = self.device.planes.set_call(queue, copy) {
-                static LINES: LogLimit = LogLimit::new();
-                LINES.log(|not_shown| {
-                    tracing::warn!(
-                        queue = index,
-                        %why,
-                        not_shown,
-                        "the kernel refused a call eventfd: restarts"
-                    );
-                });
+                data_plane::log_once_per_second!(
+                    warn,
+                    queue = index,
+                    %why,
+                    "the kernel refused a call eventfd: restarts"
+                );
                 return self.reconfigure(index, |queue| queue.call = fd);
             }
         }

@@ -14,7 +14,6 @@
 use crate::error::refusal;
 use crate::session::Session;
 use backend::ImageLock;
-use data_plane::LogLimit;
 use std::io;
 use std::time::Duration;
 use virtio_spec::features::VHOST_F_LOG_ALL;
@@ -40,13 +39,9 @@ impl Session<'_> {
         };
         followed.lock.take(LOCK_WAIT_MAX).map_err(refusal)?;
         followed.held = true;
-        static TAKEN: LogLimit = LogLimit::new();
-        TAKEN.log(|not_shown| tracing::info!(not_shown, "took the lock of the image"));
+        data_plane::log_once_per_second!(info, "took the lock of the image");
         if let Err(error) = self.resize(None) {
-            static NOT_ADOPTED: LogLimit = LogLimit::new();
-            NOT_ADOPTED.log(|not_shown| {
-                tracing::warn!(%error, not_shown, "the present size of the image is not adopted");
-            });
+            data_plane::log_once_per_second!(warn, %error, "the present size of the image is not adopted");
         }
         Ok(())
     }
@@ -71,24 +66,18 @@ impl Session<'_> {
         match followed.lock.give_up() {
             Ok(()) => {
                 followed.held = false;
-                static GIVEN_UP: LogLimit = LogLimit::new();
-                GIVEN_UP.log(|not_shown| {
-                    tracing::info!(
-                        not_shown,
-                        "gave the lock of the image up: the guest may go on elsewhere"
-                    );
-                });
+                data_plane::log_once_per_second!(
+                    info,
+                    "gave the lock of the image up: the guest may go on elsewhere"
+                );
             }
             Err(error) => {
-                static KEPT: LogLimit = LogLimit::new();
-                KEPT.log(|not_shown| {
-                    tracing::error!(
-                        %error,
-                        not_shown,
-                        "keeps the lock of the image, so that the guest cannot go on elsewhere: a \
-                         completed write may be lost; let the guest go on here and check its data"
-                    );
-                });
+                data_plane::log_once_per_second!(
+                    error,
+                    %error,
+                    "keeps the lock of the image, so that the guest cannot go on elsewhere: a \
+                     completed write may be lost; let the guest go on here and check its data"
+                );
             }
         }
     }

@@ -7,7 +7,7 @@ use crate::error::refusal;
 use crate::mem_table::MemTable;
 use crate::queue_setup::QueueSlot;
 use crate::region_use::UsedRegion;
-use data_plane::{KeptRequests, LogLimit, QueueSetup, QueueStartError, QueueStats};
+use data_plane::{KeptRequests, QueueSetup, QueueStartError, QueueStats};
 use std::fmt::Display;
 use std::fs::File;
 use std::io;
@@ -164,10 +164,7 @@ impl<'a> Session<'a> {
         let mut all = Ok(());
         for queue in queues {
             if let Err(error) = start(self, queue) {
-                static LINES: LogLimit = LogLimit::new();
-                LINES.log(|not_shown| {
-                    tracing::error!(queue, %error, not_shown, "the queue does not start");
-                });
+                data_plane::log_once_per_second!(error, queue, %error, "the queue does not start");
                 all = all.and(Err(error));
             }
         }

@@ -4,7 +4,7 @@
 use crate::control::{ImageLockState, Notice, QueueStatus, Status};
 use crate::error::{SwitchError, refusal};
 use crate::session::Session;
-use data_plane::{KeptRequests, KernelError, LogLimit, PlaneKind, QueueHandle, QueueStartError};
+use data_plane::{KeptRequests, KernelError, PlaneKind, QueueHandle, QueueStartError};
 use std::io;
 use std::sync::atomic::Ordering;
 use virtio_spec::blk::SECTOR_BYTES;
@@ -53,15 +53,12 @@ impl Session<'_> {
 
     /// Moves all queues to the io_uring data plane after the kernel refused queue `index`.
     pub(crate) fn fall_back(&mut self, index: usize, why: &KernelError) -> io::Result<()> {
-        static LINES: LogLimit = LogLimit::new();
-        LINES.log(|not_shown| {
-            tracing::warn!(
-                queue = index,
-                %why,
-                not_shown,
-                "the kernel refused a queue: data plane: uring"
-            );
-        });
+        data_plane::log_once_per_second!(
+            warn,
+            queue = index,
+            %why,
+            "the kernel refused a queue: data plane: uring"
+        );
         let mut queues = self.stop_running(KeptRequests::Carry);
         queues.push(index);
         let because = format!("the kernel refused queue {index}: {why}");

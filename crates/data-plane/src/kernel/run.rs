@@ -10,7 +10,6 @@ use super::{KernelOptions, abi, address, compat, counters, halt, memlock, shared
 use crate::error::{self, KernelError};
 use crate::health::Health;
 use crate::limits::{KernelUser, Limits, Share};
-use crate::once_per_second::LogLimit;
 use crate::plane::{Choices, Coalesce, IoPoll, QueueSetup, QueueState};
 use crate::region::InflightRegion;
 use backend::Disk;
@@ -143,8 +142,7 @@ impl Run {
             Err(error) if self.options.flags & abi::OPT_PIN_MEMORY != 0 => {
                 let bytes = self.common.memory.regions().iter().map(|region| region.len()).sum();
                 let remedy = pin_remedy(&error, bytes, memlock::room());
-                static LINES: LogLimit = LogLimit::new();
-                LINES.log(|not_shown| tracing::warn!(%error, not_shown, "guest memory cannot be pinned; {remedy}, or set --pin-memory off; continuing without"));
+                crate::log_once_per_second!(warn, %error, "guest memory cannot be pinned; {remedy}, or set --pin-memory off; continuing without");
                 self.options.flags &= !abi::OPT_PIN_MEMORY;
                 self.device.set_options(&self.options)
             }
@@ -429,14 +427,11 @@ fn wanted_flags(disk: &dyn Disk, options: &KernelOptions, info: &abi::Info) -> u
     // An older module calls at once, which is right, too.
     let unknown = flags & !info.option_flags & !abi::OPT_COALESCE_AUTO;
     if unknown != 0 {
-        static LINES: LogLimit = LogLimit::new();
-        LINES.log(|not_shown| {
-            tracing::warn!(
-                options = format_args!("{unknown:#x}"),
-                not_shown,
-                "this kernel module does not support some options: they have no effect"
-            );
-        });
+        crate::log_once_per_second!(
+            warn,
+            options = format_args!("{unknown:#x}"),
+            "this kernel module does not support some options: they have no effect"
+        );
     }
     flags & info.option_flags
 }

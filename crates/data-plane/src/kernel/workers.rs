@@ -4,7 +4,6 @@
 
 use super::device::VhostBlk;
 use crate::affinity;
-use crate::once_per_second::LogLimit;
 use std::collections::HashSet;
 use std::fs;
 
@@ -47,15 +46,12 @@ impl Workers {
             device.attach_worker(index, id)
         });
         if let Err(error) = attached {
-            static LINES: LogLimit = LogLimit::new();
-            LINES.log(|not_shown| {
-                tracing::warn!(
-                    queue = index,
-                    %error,
-                    not_shown,
-                    "the queue has no own kernel worker and shares one"
-                );
-            });
+            crate::log_once_per_second!(
+                warn,
+                queue = index,
+                %error,
+                "the queue has no own kernel worker and shares one"
+            );
             self.only_one = error.is_unknown_call();
         }
     }

@@ -16,7 +16,6 @@ mod split;
 #[cfg(test)]
 mod tests;
 
-use crate::once_per_second::LogLimit;
 use part::Part;
 use std::fs::File;
 use std::io;
@@ -111,23 +110,17 @@ impl InflightRegion {
 /// Logs that the requests of a queue are not tracked. A front-end can start queues in a loop.
 #[cold]
 pub(crate) fn log_no_room(queue: u16) {
-    static LINES: LogLimit = LogLimit::new();
-    LINES.log(|not_shown| {
-        tracing::warn!(
-            queue,
-            not_shown,
-            "the in-flight region has no room for this queue: its requests are not tracked"
-        );
-    });
+    crate::log_once_per_second!(
+        warn,
+        queue,
+        "the in-flight region has no room for this queue: its requests are not tracked"
+    );
 }
 
 /// Logs the recovery of a queue. A front-end can forge requests in flight before each start.
 #[cold]
 pub(crate) fn log_resubmits(queue: u16, chains: usize) {
-    static LINES: LogLimit = LogLimit::new();
-    LINES.log(|not_shown| {
-        tracing::info!(queue, chains, not_shown, "resubmits the requests of a previous daemon");
-    });
+    crate::log_once_per_second!(info, queue, chains, "resubmits the requests of a previous daemon");
 }
 
 /// The marked entries with the counters of their chains, in the order of these. Reads each counter once:

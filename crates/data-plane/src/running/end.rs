@@ -2,7 +2,6 @@
 //! The end of a queue: a ring fault, the drain, and the state that goes to the control plane.
 
 use super::RunningQueue;
-use crate::once_per_second::LogLimit;
 use crate::plane::{Choices, QueueState};
 use crate::stall::StallChange;
 use std::collections::VecDeque;
@@ -57,13 +56,10 @@ impl RunningQueue {
 /// do not outlive a reset: the limit is that of the process.
 #[cold]
 fn log_fault(queue: u16, fault: &dyn Display) {
-    static LINES: LogLimit = LogLimit::new();
-    LINES.log(|not_shown| {
-        tracing::error!(
-            queue,
-            %fault,
-            not_shown,
-            "ring fault: the queue is stopped; reset the device to go on"
-        );
-    });
+    crate::log_once_per_second!(
+        error,
+        queue,
+        %fault,
+        "ring fault: the queue is stopped; reset the device to go on"
+    );
 }
