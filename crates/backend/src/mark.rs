@@ -40,8 +40,9 @@ pub enum Marked {
     #[error(
         "{file}: it is the backing file of {overlay}, and a write would corrupt that image; serve \
          {overlay} with `--format qcow2 --allow-backing {rule}` (`vhost-blk info` tells all \
-         options), or, if {overlay} is given up, remove the mark with `setfattr -x {OVERLAY} {word}`",
-        file = .path.display(), overlay = .overlay.display(), rule = rule(.path, .overlay), word = quoted(.path)
+         options), or, if {overlay} is given up, remove the mark with `{command}`",
+        file = .path.display(), overlay = .overlay.display(), rule = rule(.path, .overlay),
+        command = unmarking(OVERLAY, .path)
     )]
     Overlay {
         /// The file.
@@ -65,8 +66,8 @@ pub enum Marked {
     #[error(
         "{file}: its disk was mirrored to {storage}, which has the data of the disk since; serve \
          {storage}, or, to go back to the content at that moment, remove the mark with \
-         `setfattr -x {MOVED} {word}`",
-        file = .path.display(), storage = .storage.display(), word = quoted(.path)
+         `{command}`",
+        file = .path.display(), storage = .storage.display(), command = unmarking(MOVED, .path)
     )]
     Moved {
         /// The file.
@@ -74,6 +75,11 @@ pub enum Marked {
         /// The storage since.
         storage: PathBuf,
     },
+}
+
+/// The command with which an operator removes a mark.
+fn unmarking(name: &str, path: &Path) -> String {
+    format!("setfattr -x {name} {}", quoted(path))
 }
 
 /// The value of `--allow-backing` for one backing file.
@@ -240,6 +246,11 @@ impl ImageFile {
         remove(self.as_file(), OVERLAY)
     }
 
+    /// The command that does the same as [`ImageFile::unmark`], for an operator.
+    pub fn unmarking(&self) -> String {
+        unmarking(OVERLAY, self.path())
+    }
+
     /// As [`in_use`].
     ///
     /// # Errors
@@ -294,7 +305,7 @@ impl ImageFile {
 
     /// The command that does the same as [`ImageFile::unmark_merged`], for an operator.
     pub fn merged_unmarking(&self) -> String {
-        format!("setfattr -x {MERGED} {}", quoted(self.path()))
+        unmarking(MERGED, self.path())
     }
 
     /// Marks the file as the former image of a disk that has moved to `storage`, durably. Returns
@@ -321,5 +332,10 @@ impl ImageFile {
     /// The error of the system call.
     pub fn unmark_moved(&self) -> io::Result<()> {
         remove_if_any(self.as_file(), MOVED)
+    }
+
+    /// The command that does the same as [`ImageFile::unmark_moved`], for an operator.
+    pub fn moved_unmarking(&self) -> String {
+        unmarking(MOVED, self.path())
     }
 }

@@ -369,21 +369,17 @@ fn restored(
     // Also if the backing file hangs, and gets its mark later: a start with the mark of the image would ask for the
     // backing file, which does not get the guest's next writes.
     let of_image = top.unmark_merged();
+    let told = match &of_backing {
+        Ok(()) => told,
+        Err(error) => format!("{told}, and the mark of the backing file is not restored: {error}"),
+    };
     match (of_image, of_backing) {
-        (Ok(()), Ok(())) => format!("{told}; check the file system and the permissions"),
-        (Err(error), of_backing) => {
-            let other = of_backing
-                .err()
-                .map(|error| format!(", nor is that of the backing file restored: {error}"));
-            format!(
-                "{told}, and the mark of the image is not removed: {error}{}; the guest goes on in the image, which \
-                 has its data: do not remove it. Repeat the command, or run `{}` before the next start of the disk",
-                other.unwrap_or_default(),
-                top.merged_unmarking()
-            )
-        }
-        (Ok(()), Err(error)) => format!(
-            "{told}, and the mark of the backing file is not restored: {error}; repeat the command"
+        (Err(error), _) => format!(
+            "{told}, and the mark of the image is not removed: {error}; the guest goes on in the image, which \
+             has its data: do not remove it. Repeat the command, or run `{}` before the next start of the disk",
+            top.merged_unmarking()
         ),
+        (Ok(()), Err(_)) => format!("{told}; repeat the command"),
+        (Ok(()), Ok(())) => format!("{told}; check the file system and the permissions"),
     }
 }

@@ -125,8 +125,9 @@ fn check_mark(backing: &ImageFile, overlay: &Path) -> Result<(), String> {
     match backing.overlay() {
         Ok(Some(other)) if other != overlay => Err(format!(
             "its backing file is the one of {}, too, by its mark; remove the mark if that image is \
-             given up (setfattr -x user.vhost-blk.overlay)",
-            other.display()
+             given up ({})",
+            other.display(),
+            backing.unmarking()
         )),
         _ => Ok(()),
     }

@@ -14,7 +14,6 @@ use crate::disks::growth;
 use crate::disks::layers::Layers;
 use crate::options::DiskArgs;
 use backend::file::File as ImageFile;
-use backend::quoted;
 use qcow2::Qcow2Disk;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -176,9 +175,9 @@ fn unmark(top: &ImageFile, told: String) -> String {
     match top.unmark_moved() {
         Ok(()) => format!("{told}; check the file system and the permissions"),
         Err(error) => format!(
-            "{told}, and the mark of the image stays: {error}; remove it with `setfattr -x \
-             user.vhost-blk.moved {}` before the next start of the disk",
-            quoted(top.path())
+            "{told}, and the mark of the image stays: {error}; remove it with `{}` before the next \
+             start of the disk",
+            top.moved_unmarking()
         ),
     }
 }

@@ -27,8 +27,8 @@ use crate::events::{Change as Event, Work};
 use crate::failure::Failure;
 use crate::options::DiskArgs;
 use crate::values::Format;
+use backend::Disk;
 use backend::file::File as ImageFile;
-use backend::{Disk, quoted};
 use overlay::Overlay;
 use plan::Plan;
 use qcow2::inspect::{self, FileFacts};
@@ -299,9 +299,9 @@ fn unmark(top: &ImageFile, told: String) -> String {
         _ => match top.unmark() {
             Ok(()) => format!("{told}; check the file system and the permissions"),
             Err(error) => format!(
-                "{told}, and the mark of the image stays: {error}; remove it with `setfattr -x \
-                 user.vhost-blk.overlay {}` before the next start of the disk",
-                quoted(top.path())
+                "{told}, and the mark of the image stays: {error}; remove it with `{}` before the next \
+                 start of the disk",
+                top.unmarking()
             ),
         },
     }

@@ -106,8 +106,9 @@ fn can_be_marked(source: &Source, wanted: &Wanted) -> Result<bool, String> {
         Ok(None) => Ok(true),
         Ok(Some(overlay)) => Err(format!(
             "the image has the mark of the overlay {} already, so that two overlays would depend on \
-             it; remove the mark if that one is given up (setfattr -x user.vhost-blk.overlay)",
-            overlay.display()
+             it; remove the mark if that one is given up ({})",
+            overlay.display(),
+            source.image.top.unmarking()
         )),
         Err(_) if wanted.no_mark => Ok(false),
         Err(error) if error.kind() == io::ErrorKind::Unsupported => Err(
