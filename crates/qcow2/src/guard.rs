@@ -143,21 +143,22 @@ impl Guard {
     pub(crate) fn look(&mut self, entries: impl Iterator<Item = u64>) {
         let Some(mut look) = self.look.take() else { return };
         let table = look.left.pop_front().unwrap_or_default();
-        if let Err(cluster) = self.claim_all(&look, entries) {
-            self.is_unsound = true;
-            let what = "which is a table, used by another entry, or outside of the file";
-            self.damage(format!(
-                "the L2 table in cluster {table} names the cluster {cluster}, {what}"
-            ));
-        } else if self.is_scattered(look.file.allocated) {
-            self.is_unsound = true;
-            let what = "it names few clusters in each part of a large file; copy it with `vhost-blk convert`";
-            self.damage(format!(
-                "the L2 tables up to cluster {table} would need too much memory: {what}"
-            ));
-        } else if !look.left.is_empty() {
-            self.look = Some(look);
-        }
+        let flaw = match self.claim_all(&look, entries) {
+            Err(cluster) => format!(
+                "the L2 table in cluster {table} names the cluster {cluster}, which is a table, used by another \
+                 entry, or outside of the file"
+            ),
+            Ok(()) if self.is_scattered(look.file.allocated) => format!(
+                "the L2 tables up to cluster {table} would need too much memory: they name few clusters in each \
+                 part of a large file; copy it with `vhost-blk convert`"
+            ),
+            Ok(()) => {
+                self.look = (!look.left.is_empty()).then_some(look);
+                return;
+            }
+        };
+        self.is_unsound = true;
+        self.damage(flaw);
     }
 
     /// Returns whether the named clusters need much more memory than a bit for each cluster of the file. A hostile

@@ -134,6 +134,12 @@ fn run(mut thread: Thread, failed: &dyn Fn(i32)) {
     }
 }
 
+/// Takes the message that data was punched out of the file.
+fn discarded(image: &mut Image, at: u64, len: u64) {
+    image.versions().took_discard();
+    image.note_discarded(at, len);
+}
+
 /// A question with its answer, which waits for the commit.
 struct Answered {
     reply: Reply,
@@ -262,8 +268,7 @@ impl Thread {
                 // A commit may hold discards that came before.
                 self.held.retain(|work| match *work {
                     Work::Discarded(at, len) => {
-                        image.versions().took_discard();
-                        image.note_discarded(at, len);
+                        discarded(image, at, len);
                         false
                     }
                     _ => true,
@@ -277,10 +282,7 @@ impl Thread {
                 image.end_batch();
                 let _ = reply.send(Ok((image.size_bytes(), grown))); // the control plane waits
             }
-            Work::Discarded(at, len) => {
-                image.versions().took_discard();
-                image.note_discarded(at, len);
-            }
+            Work::Discarded(at, len) => discarded(image, at, len),
             Work::Known(reply) => {
                 let known = image.store().map(Store::known);
                 let _ = reply.send(known); // an upgrade waits

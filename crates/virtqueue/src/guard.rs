@@ -51,7 +51,6 @@ struct Entry {
 }
 
 /// The pages of a mapping.
-#[derive(Clone)]
 pub(crate) struct Pages {
     pub(crate) addresses: Range<usize>,
     /// Size of a page in bytes.
