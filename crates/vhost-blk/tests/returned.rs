@@ -136,6 +136,8 @@ fn a_disk_goes_on_with_its_device_and_the_guest_gets_errors_meanwhile() {
     assert!(told.contains("in use by"), "the new device is locked: {told}");
     let names = [(); 3].map(|()| next_event(&mut events));
     assert_eq!(names, ["storage_gone", "resized", "storage_returned"]);
+    away.rig.ok("remove a");
+    away.rig.ok("stop");
 }
 
 #[test]

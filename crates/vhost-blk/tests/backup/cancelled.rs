@@ -6,7 +6,7 @@ use crate::load::under_load;
 use crate::mount::{Mount, may_not_mount};
 use crate::rig::{Raw, Rig};
 use crate::served::{Served, served};
-use crate::{Client, SLOW, assert_same, connect, fill, is_backed_up, parts, wait_for_end};
+use crate::{Client, SLOW, assert_same, fill, is_backed_up, parts, wait_for_end};
 use driver::{Device, Options, Request};
 use serde_json::json;
 use std::collections::HashMap;
@@ -34,9 +34,7 @@ fn backup_again(served: &Served) {
 fn a_client_that_is_killed_at_any_moment_leaves_no_target_and_the_guest_goes_on() {
     let served = served(&[]);
     fill(&served.place.image);
-    let mut events = connect(&served.control);
-    let subscribe = json!({"method": "io.vhostblk.Events", "more": true});
-    assert_eq!(events.call(&subscribe.to_string())["continues"], true);
+    let mut events = Raw::connect(&served.control).subscribed();
     let mut device = guest(&served);
     // The load expects zeroes in its part.
     device.write_zeroes(0, 8192, 0).unwrap();
@@ -73,8 +71,7 @@ fn a_client_that_is_killed_at_any_moment_leaves_no_target_and_the_guest_goes_on(
 fn cancelled_before(events: &mut Raw, last: &Path) -> u64 {
     let mut cancelled = 0;
     loop {
-        let reply = events.receive();
-        let event = &reply["parameters"]["event"];
+        let event = events.next_event();
         match event["event"].as_str().unwrap() {
             "backup_ended" => cancelled += u64::from(event["cancelled"] == true),
             "backup_completed" if event["target"] == last.to_str().unwrap() => return cancelled,

@@ -4,10 +4,10 @@
 
 use crate::common::{finish, one_line, program, wait_until};
 use crate::incremental::{bitmaps, device, image_of, ok};
-use crate::rig::Rig;
+use crate::rig::{Raw, Rig};
 use crate::served::{Served, served};
 use crate::server::{Server, dirty_image, nbdkit, qemu};
-use crate::{Client, MIB, SLOW, assert_same, connect, fill, wait_for_end};
+use crate::{Client, MIB, SLOW, assert_same, fill, wait_for_end};
 use driver::Request;
 use serde_json::json;
 use std::io::Write;
@@ -98,7 +98,7 @@ fn bad_orders_for_an_export_are_refused() {
     ok(&served, &["backup", "--to", to, "--incremental", "b"]);
     // The call itself.
     let call = |target: &str| {
-        let mut client = connect(&served.control);
+        let mut client = Raw::connect(&served.control);
         client.call(
             &json!({"method": "io.vhostblk.Backup", "parameters": {"target": target}}).to_string(),
         )

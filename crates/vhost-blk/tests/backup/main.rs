@@ -31,20 +31,11 @@ use common::{Place, pattern, stdout, wait_until};
 use rig::Raw;
 use serde_json::{Value, json};
 use served::Served;
-use std::io::BufReader;
-use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
 /// Bytes per second with which a backup of 8 MiB ends in no test.
 const SLOW: u64 = 16 << 10;
-
-fn connect(control: &Path) -> Raw {
-    let stream = UnixStream::connect(control).unwrap();
-    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-    Raw { reader: BufReader::new(stream.try_clone().unwrap()), stream }
-}
 
 /// A client that waits for a backup.
 struct Client(Raw);
@@ -53,7 +44,7 @@ impl Client {
     /// Orders a backup and waits for its moment.
     #[track_caller]
     fn start(control: &Path, target: &Path, options: Value) -> Client {
-        let mut raw = connect(control);
+        let mut raw = Raw::connect(control);
         let mut parameters = options;
         parameters["target"] = target.to_str().unwrap().into();
         let call = json!({"method": "io.vhostblk.Backup", "parameters": parameters, "more": true});

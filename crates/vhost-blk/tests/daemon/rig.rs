@@ -143,18 +143,13 @@ impl Rig {
 
     /// A raw connection.
     pub(crate) fn connect(&self) -> Raw {
-        let stream = UnixStream::connect(self.path("ctl")).unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-        Raw { reader: BufReader::new(stream.try_clone().unwrap()), stream }
+        Raw::connect(&self.path("ctl"))
     }
 
     /// A connection that receives the events from now on.
     #[track_caller]
     pub(crate) fn events(&self) -> Raw {
-        let mut raw = self.connect();
-        let first = raw.call(r#"{"method":"io.vhostblk.Events","more":true}"#);
-        assert_eq!(first, json!({"parameters": {}, "continues": true}));
-        raw
+        self.connect().subscribed()
     }
 }
 
@@ -212,6 +207,20 @@ pub(crate) struct Raw {
 }
 
 impl Raw {
+    pub(crate) fn connect(control: &Path) -> Raw {
+        let stream = UnixStream::connect(control).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        Raw { reader: BufReader::new(stream.try_clone().unwrap()), stream }
+    }
+
+    /// This connection, which receives the events from now on.
+    #[track_caller]
+    pub(crate) fn subscribed(mut self) -> Raw {
+        let first = self.call(r#"{"method":"io.vhostblk.Events","more":true}"#);
+        assert_eq!(first, json!({"parameters": {}, "continues": true}));
+        self
+    }
+
     pub(crate) fn send(&mut self, text: &str) {
         self.stream.write_all(text.as_bytes()).unwrap();
         self.stream.write_all(&[0]).unwrap();

@@ -25,6 +25,12 @@ fn wait_for_merge(rig: &Rig) {
     });
 }
 
+/// Waits until the next commit of the disk `a` may begin: the disk is in its image before that.
+fn wait_for_end(rig: &Rig) {
+    let is_done = || rig.ctl("commit a --cancel").stdout == b"nothing to do\n";
+    rig.place.wait_until("the end of the merge", is_done);
+}
+
 fn is_marked_as_merged(path: &Path) -> bool {
     let found = backend::mark::refusal(&File::open(path).unwrap(), path).unwrap();
     found.is_some_and(|marked| marked.to_string().contains("it was merged into"))
@@ -167,11 +173,6 @@ fn a_commit_that_is_cancelled_leaves_the_disk_in_its_image() {
     again(&mut device);
     let mut before = content(&mut device);
     assert_eq!(rig.ok("commit a --cancel"), "nothing to do\n");
-    // The next commit may begin: the disk is in its image before that.
-    let wait_for_end = || {
-        let is_done = || rig.ctl("commit a --cancel").stdout == b"nothing to do\n";
-        rig.place.wait_until("the end of the merge", is_done);
-    };
     for round in 0..20 {
         let mut client = begin(&rig, "commit a");
         moments.wait();
@@ -181,7 +182,7 @@ fn a_commit_that_is_cancelled_leaves_the_disk_in_its_image() {
         }
         let ended = client.wait_with_output().unwrap();
         let line = String::from_utf8(ended.stderr).unwrap();
-        wait_for_end();
+        wait_for_end(&rig);
         let is_merged = rig.json("snapshots a").as_array().unwrap().len() == 1;
         moments.learn(is_merged);
         if is_merged {
@@ -201,7 +202,7 @@ fn a_commit_that_is_cancelled_leaves_the_disk_in_its_image() {
     let client = begin(&rig, "commit a --bandwidth 4K");
     wait_for_merge(&rig);
     assert_ne!(rig.ok("commit a --cancel"), "nothing to do\n");
-    wait_for_end();
+    wait_for_end(&rig);
     let line = error_of(client);
     assert!(line.contains("it was cancelled"), "{line}");
     assert!(content(&mut device) == before);
@@ -227,8 +228,7 @@ fn other_commands_are_refused_while_a_commit_copies() {
     fill(&mut device, 2);
     client.kill().unwrap();
     client.wait().unwrap();
-    let is_done = || rig.ctl("commit a --cancel").stdout == b"nothing to do\n";
-    rig.place.wait_until("the end of the merge", is_done);
+    wait_for_end(&rig);
     assert!(content(&mut device).iter().all(|byte| *byte == 2));
     rig.ok("resize a 17M");
     rig.ok("commit a");
