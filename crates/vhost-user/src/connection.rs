@@ -6,7 +6,7 @@ use crate::backend_channel::QUIET;
 use crate::control::{Mailbox, Peer};
 use crate::error::ConnectionError;
 use crate::handover::Inherited;
-use crate::message::{self, MESSAGE_LIMIT};
+use crate::message::{self, Arrival, Header, MESSAGE_LIMIT, READ_LIMIT};
 use crate::peeked;
 use crate::replay::{self, Handler};
 use crate::session::{Session, lock};
@@ -15,7 +15,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::SocketFlags;
 use std::fs::File;
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -23,6 +23,10 @@ use vhost::vhost_user::{BackendReqHandler, Error};
 
 /// Pause after a failed `accept`: if no descriptor is left, the next one would fail, too.
 pub const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+
+/// Interval between two looks at a message that is incomplete, or whose reply has no room. The front-end's
+/// socket is ready for all that time, so that no event tells.
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
 /// Waiting front-ends; one of them replaces a silent front-end.
 #[derive(Clone, Copy, Debug)]
@@ -41,7 +45,7 @@ pub(crate) fn serve(
     next: Option<Next<'_>>,
     mailbox: Option<&Mailbox>,
 ) -> Result<(), ConnectionError> {
-    stream.set_read_timeout(Some(MESSAGE_LIMIT))?;
+    stream.set_read_timeout(Some(READ_LIMIT))?;
     let peeked = stream.try_clone()?;
     let faults = device.faults.as_ref().map(File::try_clone).transpose()?;
     let commands = Commands { mailbox, faults: faults.as_ref() };
@@ -56,8 +60,13 @@ pub(crate) fn serve(
             return Err(ConnectionError::Lost(error.to_string()));
         }
     };
-    let mut conversation =
-        Conversation { peeked: &peeked, commands, first: first.filter(|_| silent), silent };
+    let mut conversation = Conversation {
+        peeked: &peeked,
+        commands,
+        first: first.filter(|_| silent),
+        silent,
+        held: None,
+    };
     let result = conversation.run(&session, &mut handler);
     lock(&session).end();
     result
@@ -72,9 +81,21 @@ struct Conversation<'a> {
     first: Option<(BorrowedFd<'a>, Instant)>,
     /// No message has come.
     silent: bool,
+    /// Time since which a message cannot be handled: its rest, or room for its reply, is missing.
+    held: Option<Instant>,
 }
 
-impl Conversation<'_> {
+/// The next step of a connection.
+enum Step {
+    /// Handles the message with this header.
+    Handle(Header),
+    /// Waits for the message, or for room for its reply.
+    Wait,
+    /// Ends the connection.
+    End,
+}
+
+impl<'a> Conversation<'a> {
     /// Handles messages and commands until the connection ends.
     fn run<'s>(
         &mut self,
@@ -83,15 +104,19 @@ impl Conversation<'_> {
     ) -> Result<(), ConnectionError> {
         loop {
             let tells = lock(session).owes_config_change();
-            match wait(self.peeked, self.commands, self.first, tells.then_some(QUIET))? {
+            match self.wait(tells.then_some(QUIET))? {
                 Wakeup::Quiet => lock(session).announce_config_change(),
                 Wakeup::Fault => lock(session).pass_faults_on(),
-                Wakeup::Message => {
-                    (self.first, self.silent) = (None, false);
-                    if !handle(self.peeked, session, handler)? {
-                        return Ok(());
+                Wakeup::FrontEnd => match self.step()? {
+                    Step::Handle(header) => {
+                        (self.first, self.silent) = (None, false);
+                        if !handle(&header, self.peeked, session, handler)? {
+                            return Ok(());
+                        }
                     }
-                }
+                    Step::Wait => {}
+                    Step::End => return Ok(()),
+                },
                 Wakeup::Next(stream) => {
                     lock(session).device.waiting = Some(stream);
                     return Err(ConnectionError::Silent);
@@ -111,6 +136,57 @@ impl Conversation<'_> {
             }
         }
     }
+
+    /// Looks at the front-end's next message.
+    fn step(&mut self) -> Result<Step, ConnectionError> {
+        let late = match message::arrival(self.peeked)? {
+            Arrival::Nothing => return Ok(Step::Wait),
+            Arrival::End => return Ok(Step::End),
+            Arrival::Part => message::cut_short().into(),
+            Arrival::Whole(header) if message::has_room_for_reply(self.peeked)? => {
+                self.held = None;
+                return Ok(Step::Handle(header));
+            }
+            Arrival::Whole(_) => ConnectionError::Deaf { seconds: MESSAGE_LIMIT.as_secs() },
+        };
+        let since = *self.held.get_or_insert_with(Instant::now);
+        if since.elapsed() < MESSAGE_LIMIT { Ok(Step::Wait) } else { Err(late) }
+    }
+
+    /// Sleeps until there is an event. Commands precede messages: a busy front-end does not delay
+    /// the operator by more than one message. [`Conversation::first`] applies until the first
+    /// message: after its time, another waiting front-end is an event, unless it has hung up while it
+    /// waited. After `quiet` without another event, that is an event.
+    fn wait(&self, quiet: Option<Duration>) -> io::Result<Wakeup<'a>> {
+        let Commands { mailbox, faults } = self.commands;
+        loop {
+            let left = self.first.map(|(_, until)| until.saturating_duration_since(Instant::now()));
+            let patience = left.filter(|left| !left.is_zero());
+            let listener = self.first.filter(|_| patience.is_none()).map(|(listener, _)| listener);
+            let front_end = self.held.is_none().then_some(self.peeked);
+            let sources = [
+                mailbox.map(|mailbox| (Source::Mailbox(mailbox), mailbox.as_fd())),
+                faults.map(|faults| (Source::Faults, faults.as_fd())),
+                front_end.map(|stream| (Source::FrontEnd, stream.as_fd())),
+                listener.map(|listener| (Source::Listener(listener), listener)),
+            ];
+            // There is no `first` while queues run, and no `quiet` before.
+            let timeout = self.held.map(|_| LOOK_AGAIN).or(patience).or(quiet);
+            match ready(sources.into_iter().flatten(), timeout)? {
+                Some(Source::Mailbox(mailbox)) => return Ok(Wakeup::Command(mailbox)),
+                Some(Source::Faults) => return Ok(Wakeup::Fault),
+                Some(Source::FrontEnd) => return Ok(Wakeup::FrontEnd),
+                Some(Source::Listener(listener)) => match accept(listener) {
+                    Ok(waiting) if message::has_hung_up(&waiting).unwrap_or(false) => {}
+                    Ok(waiting) => return Ok(Wakeup::Next(waiting)),
+                    Err(_) => return Ok(Wakeup::NextFailed),
+                },
+                None if self.held.is_some() => return Ok(Wakeup::FrontEnd),
+                None if quiet.is_some() => return Ok(Wakeup::Quiet),
+                None => {}
+            }
+        }
+    }
 }
 
 /// Begins the connection, or continues that of an earlier program.
@@ -127,33 +203,28 @@ fn begin<'a>(
     Ok(handler)
 }
 
-/// Handles one message; returns `false` at the end of the connection.
+/// Handles the message with this header; returns `false` at the end of the connection.
 fn handle<'a>(
+    header: &Header,
     stream: &UnixStream,
     session: &Mutex<Session<'a>>,
     handler: &mut BackendReqHandler<Mutex<Session<'a>>>,
 ) -> Result<bool, ConnectionError> {
-    let Some(header) = message::peek(stream)? else { return Ok(false) };
-    if !message::has_room_for_reply(stream)? {
-        return Err(ConnectionError::Deaf { seconds: MESSAGE_LIMIT.as_secs() });
+    let refused = |why: String| Err(ConnectionError::Refused(format!("{}: {why}", header.name())));
+    if let Some(flaw) = header.flaw() {
+        return refused(flaw.to_string());
     }
-    if peeked::handle(&header, stream, session)? {
+    if peeked::handle(header, stream, session)? {
         return Ok(true);
     }
-    let refused = |why: String| Err(ConnectionError::Refused(format!("{}: {why}", header.name())));
     match handler.handle_request() {
-        // The payload did not follow the header.
         Err(Error::SocketRetry(why)) if why.kind() == io::ErrorKind::WouldBlock => {
-            Err(message::cut_short().into())
+            Err(message::out_of_band().into())
         }
         Ok(()) | Err(Error::SocketRetry(_)) => Ok(true),
         Err(Error::Disconnected) => Ok(false),
         Err(Error::ReqHandlerError(error)) => refused(error.to_string()),
-        // The library reports most errors alike: find errors of the header here.
-        Err(error) => match header.flaw() {
-            Some(flaw) => refused(flaw.to_string()),
-            None => refused(format!("payload or descriptors: {error}")),
-        },
+        Err(error) => refused(format!("payload or descriptors: {error}")),
     }
 }
 
@@ -166,8 +237,8 @@ struct Commands<'a> {
 
 /// An event that wakes the thread of the connection.
 enum Wakeup<'a> {
-    /// A message of the front-end, or the end of the stream.
-    Message,
+    /// The front-end has sent something, or the time for another look at its message has come.
+    FrontEnd,
     /// A command of the operator.
     Command(&'a Mailbox),
     /// A queue has faulted.
@@ -180,59 +251,27 @@ enum Wakeup<'a> {
     Quiet,
 }
 
-/// Sleeps until there is an event. Commands precede messages: a busy front-end does not delay the
-/// operator by more than one message. `first` applies until the first message: after its time,
-/// another waiting front-end is an event, unless it has hung up while it waited. After `quiet`
-/// without another event, that is an event.
-fn wait<'a>(
-    stream: &UnixStream,
-    Commands { mailbox, faults }: Commands<'a>,
-    first: Option<(BorrowedFd<'_>, Instant)>,
-    quiet: Option<Duration>,
-) -> io::Result<Wakeup<'a>> {
-    let readable = PollFlags::IN;
-    loop {
-        let left = first.map(|(_, until)| until.saturating_duration_since(Instant::now()));
-        let timeout = left.filter(|left| !left.is_zero());
-        let mut fds = vec![PollFd::new(stream, readable)];
-        fds.extend(mailbox.map(|mailbox| PollFd::new(mailbox, readable)));
-        fds.extend(faults.map(|faults| PollFd::new(faults, readable)));
-        if let (Some((listener, _)), None) = (first, timeout) {
-            fds.push(PollFd::from_borrowed_fd(listener, readable));
-        }
-        // There is no `first` while queues run, and no `quiet` before.
-        let timeout = timeout.or(quiet).map(Timespec::try_from).transpose();
-        let timeout = timeout.map_err(io::Error::other)?;
-        match poll(&mut fds, timeout.as_ref()) {
-            Ok(0) if quiet.is_some() => return Ok(Wakeup::Quiet),
-            Ok(0) | Err(rustix::io::Errno::INTR) => continue,
-            Ok(_) => {}
-            Err(error) => return Err(error.into()),
-        }
-        let is_ready = |at: usize| !fds[at].revents().is_empty();
-        match mailbox {
-            Some(mailbox) if is_ready(1) => return Ok(Wakeup::Command(mailbox)),
-            _ if faults.is_some() && is_ready(1 + usize::from(mailbox.is_some())) => {
-                return Ok(Wakeup::Fault);
-            }
-            _ if is_ready(0) => return Ok(Wakeup::Message),
-            _ => {}
-        }
-        let Some((listener, _)) = first else { continue };
-        match accept(listener) {
-            Ok(waiting) if !has_hung_up(&waiting) => return Ok(Wakeup::Next(waiting)),
-            Ok(_) => {}
-            Err(_) => return Ok(Wakeup::NextFailed),
-        }
-    }
+/// The sources of [`Wakeup`], in the order of their precedence.
+enum Source<'a> {
+    Mailbox(&'a Mailbox),
+    Faults,
+    FrontEnd,
+    Listener(BorrowedFd<'a>),
+}
+
+/// Waits for the sources as long as `timeout`. Returns the first one that is ready.
+fn ready<'a>(
+    sources: impl Iterator<Item = (Source<'a>, BorrowedFd<'a>)>,
+    timeout: Option<Duration>,
+) -> io::Result<Option<Source<'a>>> {
+    let (sources, fds): (Vec<_>, Vec<_>) = sources.unzip();
+    let mut fds = Vec::from_iter(fds.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)));
+    let timeout = timeout.map(Timespec::try_from).transpose().map_err(io::Error::other)?;
+    rustix::io::retry_on_intr(|| poll(&mut fds, timeout.as_ref()))?;
+    let mut events = fds.iter().map(PollFd::revents);
+    Ok(sources.into_iter().find(|_| events.next().is_some_and(|events| !events.is_empty())))
 }
 
 fn accept(listener: BorrowedFd<'_>) -> io::Result<UnixStream> {
     Ok(rustix::net::accept_with(listener, SocketFlags::CLOEXEC)?.into())
-}
-
-/// Returns whether the peer has closed its end.
-fn has_hung_up(stream: &UnixStream) -> bool {
-    let mut fds = [PollFd::new(stream, PollFlags::RDHUP)];
-    poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
 }

@@ -11,15 +11,18 @@ use std::fs::File;
 use std::io::{self, IoSliceMut, Write};
 use std::mem::MaybeUninit;
 use std::os::unix::net::UnixStream;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use vhost::vhost_user::message::{
-    FrontendReq, MAX_ATTACHED_FD_ENTRIES, VhostUserInflight, VhostUserLog, VhostUserMemory,
-    VhostUserMemoryRegion, VhostUserSingleMemoryRegion, VhostUserVringAddr,
+    FrontendReq, MAX_ATTACHED_FD_ENTRIES, MAX_MSG_SIZE, VhostUserInflight, VhostUserLog,
+    VhostUserMemory, VhostUserMemoryRegion, VhostUserSingleMemoryRegion, VhostUserVringAddr,
 };
 
-/// Maximum wait for the rest of a message, and for room for its reply; it bounds the delay of an
-/// operator's command.
+/// Maximum wait for the rest of a message and for room for its reply. Commands are handled
+/// meanwhile.
 pub(crate) const MESSAGE_LIMIT: Duration = Duration::from_secs(5);
+/// Maximum wait of a read. A message is read after it has arrived, so that no read waits, unless the
+/// front-end sent out-of-band bytes, which [`arrival`] counts and a read does not return.
+pub(crate) const READ_LIMIT: Duration = Duration::from_millis(1);
 
 /// Request code, flags, payload size (vhost-user, "Header").
 const HEADER_BYTES: usize = 12;
@@ -68,7 +71,7 @@ impl Header {
         let Ok(known) = FrontendReq::try_from(code) else {
             return Some(HeaderError::Code);
         };
-        let (least, most) = payload_bytes(known)?;
+        let (least, most) = payload_bytes(known);
         match (least..=most).contains(&(size as usize)) {
             true => None,
             false if least == most => Some(HeaderError::Size { size, expected: least }),
@@ -77,12 +80,12 @@ impl Header {
     }
 }
 
-/// Minimum and maximum payload in bytes, if the size of the message is fixed or bounded.
-fn payload_bytes(code: FrontendReq) -> Option<(usize, usize)> {
+/// Minimum and maximum payload in bytes.
+fn payload_bytes(code: FrontendReq) -> (usize, usize) {
     use FrontendReq as Req;
     const TABLE: usize = size_of::<VhostUserMemory>();
     const REGION: usize = size_of::<VhostUserMemoryRegion>();
-    let exactly = |bytes: usize| Some((bytes, bytes));
+    let exactly = |bytes: usize| (bytes, bytes);
     match code {
         Req::GET_FEATURES | Req::SET_OWNER | Req::RESET_OWNER | Req::GET_PROTOCOL_FEATURES => {
             exactly(0)
@@ -94,42 +97,54 @@ fn payload_bytes(code: FrontendReq) -> Option<(usize, usize)> {
         Req::SET_VRING_KICK | Req::SET_VRING_CALL | Req::SET_VRING_ERR => exactly(8),
         Req::SET_VRING_ENABLE => exactly(8),
         Req::SET_VRING_ADDR => exactly(size_of::<VhostUserVringAddr>()),
-        Req::SET_MEM_TABLE => Some((TABLE + REGION, TABLE + MAX_ATTACHED_FD_ENTRIES * REGION)),
+        Req::SET_MEM_TABLE => (TABLE + REGION, TABLE + MAX_ATTACHED_FD_ENTRIES * REGION),
         Req::ADD_MEM_REG | Req::REM_MEM_REG => exactly(size_of::<VhostUserSingleMemoryRegion>()),
         Req::SET_LOG_BASE => exactly(size_of::<VhostUserLog>()),
         Req::GET_INFLIGHT_FD | Req::SET_INFLIGHT_FD => exactly(size_of::<VhostUserInflight>()),
-        _ => None,
+        _ => (0, MAX_MSG_SIZE),
     }
 }
 
-/// Waits for the next message and returns its header, which stays in the stream. Returns `None` at
-/// the end of the stream.
-pub(crate) fn peek(stream: &UnixStream) -> io::Result<Option<Header>> {
+/// The state of the next message, which stays in the stream.
+pub(crate) enum Arrival {
+    /// No byte has arrived.
+    Nothing,
+    /// The stream has ended.
+    End,
+    /// The header or the payload is incomplete.
+    Part,
+    /// The message is complete, or its header has a [flaw](Header::flaw).
+    Whole(Header),
+}
+
+/// Looks at the next message. Does not wait.
+///
+/// # Errors
+/// [`io::ErrorKind::UnexpectedEof`] if the stream ends inside a message.
+pub(crate) fn arrival(stream: &UnixStream) -> io::Result<Arrival> {
     use rustix::io::Errno;
-    let mut header = [0u8; HEADER_BYTES];
-    let mut first_part = None;
-    loop {
-        // This waits for the first byte only.
-        match recv(stream, &mut header, RecvFlags::PEEK) {
-            Ok((_, 0)) => return Ok(None),
-            Ok((_, HEADER_BYTES)) => return Ok(Some(Header::parse(&header))),
-            Ok(_) if first_part.get_or_insert_with(Instant::now).elapsed() > MESSAGE_LIMIT => {
-                return Err(cut_short());
+    // Before the look at the data: the front-end may send the rest and hang up in between.
+    let has_hung_up = has_hung_up(stream)?;
+    let mut bytes = [0u8; HEADER_BYTES];
+    match recv(stream, &mut bytes, RecvFlags::PEEK | RecvFlags::DONTWAIT) {
+        Ok((_, 0)) | Err(Errno::CONNRESET) => return Ok(Arrival::End),
+        Ok((_, HEADER_BYTES)) => {
+            let header = Header::parse(&bytes);
+            let whole = HEADER_BYTES as u64 + u64::from(header.size);
+            if header.flaw().is_some() || rustix::io::ioctl_fionread(stream)? >= whole {
+                return Ok(Arrival::Whole(header));
             }
-            Ok(_) if more_may_come(stream)? => {}
-            // The stream ends inside a header.
-            Ok(_) => return Err(io::ErrorKind::UnexpectedEof.into()),
-            // The stream's read timeout: wait on.
-            Err(Errno::INTR | Errno::AGAIN) => {}
-            Err(Errno::CONNRESET) => return Ok(None),
-            Err(error) => return Err(error.into()),
         }
+        Ok(_) => {}
+        Err(Errno::INTR | Errno::AGAIN) => return Ok(Arrival::Nothing),
+        Err(error) => return Err(error.into()),
     }
+    if has_hung_up { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(Arrival::Part) }
 }
 
-/// Reads a message with a valid header (see [`Header::flaw`]). Returns its payload and descriptors.
+/// Reads a message that has arrived, without a [flaw](Header::flaw). Returns its payload and
+/// descriptors.
 pub(crate) fn receive(stream: &UnixStream, header: &Header) -> io::Result<(Vec<u8>, Vec<File>)> {
-    let end = Instant::now() + MESSAGE_LIMIT;
     let mut bytes = vec![0; HEADER_BYTES + header.size as usize];
     let (mut got, mut files) = (0, Vec::new());
     while got < bytes.len() {
@@ -140,7 +155,7 @@ pub(crate) fn receive(stream: &UnixStream, header: &Header) -> io::Result<(Vec<u
         let part = match recvmsg(stream, &mut rest, &mut control, RecvFlags::CMSG_CLOEXEC) {
             Ok(part) => part,
             Err(rustix::io::Errno::INTR) => continue,
-            Err(rustix::io::Errno::AGAIN) => return Err(cut_short()),
+            Err(rustix::io::Errno::AGAIN) => return Err(out_of_band()),
             Err(error) => return Err(error.into()),
         };
         for message in control.drain() {
@@ -155,26 +170,27 @@ pub(crate) fn receive(stream: &UnixStream, header: &Header) -> io::Result<(Vec<u
         }
         match part.bytes {
             0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-            _ if Instant::now() > end => return Err(cut_short()),
             bytes => got += bytes,
         }
     }
     Ok((bytes.split_off(HEADER_BYTES), files))
 }
 
-/// Waits until the socket has room for a reply. Returns `false` if the front-end reads none. A UNIX
-/// socket is ready for writing while three quarters of its buffer are free, so that the reply fits.
+/// Returns whether the socket has room for a reply. A UNIX socket is ready for writing while three
+/// quarters of its buffer are free, so that the reply fits.
 pub(crate) fn has_room_for_reply(stream: &UnixStream) -> io::Result<bool> {
-    let end = Instant::now() + MESSAGE_LIMIT;
-    loop {
-        let left = end.saturating_duration_since(Instant::now());
-        let left = Timespec::try_from(left).map_err(io::Error::other)?;
-        match poll(&mut [PollFd::new(stream, PollFlags::OUT)], Some(&left)) {
-            Ok(ready) => return Ok(ready > 0),
-            Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
-        }
-    }
+    is_ready(stream, PollFlags::OUT)
+}
+
+/// Returns whether the peer has closed its end.
+pub(crate) fn has_hung_up(stream: &UnixStream) -> io::Result<bool> {
+    is_ready(stream, PollFlags::RDHUP)
+}
+
+fn is_ready(stream: &UnixStream, event: PollFlags) -> io::Result<bool> {
+    let mut fds = [PollFd::new(stream, event)];
+    let ready = rustix::io::retry_on_intr(|| poll(&mut fds, Some(&Timespec::default())))?;
+    Ok(ready > 0)
 }
 
 /// Answers a message with a number.
@@ -189,19 +205,11 @@ pub(crate) fn reply(mut stream: &UnixStream, header: &Header, value: u64) -> io:
 
 /// The error of a message that is incomplete after [`MESSAGE_LIMIT`].
 pub(crate) fn cut_short() -> io::Error {
-    let limit = MESSAGE_LIMIT.as_secs();
-    let why = format!("a part of a message, and nothing more for {limit} s");
+    let why = format!("a message was incomplete for {} s", MESSAGE_LIMIT.as_secs());
     io::Error::new(io::ErrorKind::TimedOut, why)
 }
 
-/// Waits briefly for the rest of a partial header; returns `false` if the front-end has hung up. It
-/// does not poll for data, because the part that is already there would end the wait at once.
-fn more_may_come(stream: &UnixStream) -> io::Result<bool> {
-    let mut hang_up = [PollFd::new(stream, PollFlags::RDHUP)];
-    let moment = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
-    match poll(&mut hang_up, Some(&moment)) {
-        Ok(0) | Err(rustix::io::Errno::INTR) => Ok(true),
-        Ok(_) => Ok(false),
-        Err(error) => Err(error.into()),
-    }
+/// The error of a read that would wait: see [`READ_LIMIT`].
+pub(crate) fn out_of_band() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "a message with out-of-band bytes")
 }

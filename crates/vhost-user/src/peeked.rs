@@ -33,9 +33,6 @@ pub(crate) fn handle(
         return Ok(false);
     };
     let refused = |why: String| ConnectionError::Refused(format!("{}: {why}", header.name()));
-    if let Some(flaw) = header.flaw() {
-        return Err(refused(flaw.to_string()));
-    }
     let (payload, files) = message::receive(stream, header)?;
     let outcome = act(session, code, &payload, files);
     let answer = outcome.as_ref().map_or(1, |value| value.unwrap_or(0));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A front-end that connects and says nothing, or reads nothing.
+//! A front-end that connects and says nothing or only a part of a message, or reads nothing.
 
 mod common;
 
@@ -10,6 +10,9 @@ use std::time::Duration;
 use vhost_user::{Answer, Command};
 
 const GET_FEATURES: u32 = 1;
+const SET_OWNER: u32 = 3;
+const SET_VRING_NUM: u32 = 8;
+const FLAG_VERSION: u32 = 1;
 
 #[test]
 fn a_silent_front_end_makes_room_for_the_next_one() {
@@ -89,5 +92,63 @@ fn a_front_end_that_reads_no_answers_is_disconnected() {
     while deaf.message(GET_FEATURES, &[], &[]).is_ok() {}
     let why = daemon.next_outcome().unwrap_err();
     assert!(why.contains("has read no answer"), "{why}");
+    daemon.connect(&Options::default()).write(0, &[1; 512]).unwrap();
+}
+
+fn message(code: u32, payload: &[u8]) -> Vec<u8> {
+    let header = [code, FLAG_VERSION, payload.len() as u32].map(u32::to_le_bytes);
+    [header.as_flattened(), payload].concat()
+}
+
+/// Sends commands until the daemon must have seen what the connected front-end sent before them.
+fn command_twice(daemon: &Daemon) {
+    // The thread of the connection looks at its socket again after each command.
+    for _ in 0..2 {
+        let answer = daemon.control().post(Command::Status).receive(common::LIMIT);
+        assert!(matches!(answer, Ok(Answer::Status(status)) if status.connected));
+    }
+}
+
+#[test]
+fn an_incomplete_message_delays_no_command() {
+    let daemon = Daemon::of(mem());
+    let channel = daemon.raw();
+    channel.message(SET_OWNER, &[], &[]).unwrap();
+    for (whole, lengths) in [
+        (message(GET_FEATURES, &[]), vec![1, 11]),
+        (message(SET_VRING_NUM, &[0, 0, 0, 0, 128, 0, 0, 0]), vec![4, 12, 19]),
+    ] {
+        for length in lengths {
+            let (part, rest) = whole.split_at(length);
+            channel.send_bytes(part, &[]).unwrap();
+            command_twice(&daemon);
+            channel.send_bytes(rest, &[]).unwrap();
+            channel.message(GET_FEATURES, &[], &[]).unwrap();
+            assert!(channel.reply(common::LIMIT).unwrap().value().is_some());
+        }
+    }
+}
+
+#[test]
+fn a_front_end_that_reads_no_answers_delays_no_command() {
+    let daemon = Daemon::of(mem());
+    let deaf = daemon.raw();
+    deaf.stream().set_write_timeout(Some(Duration::from_millis(100))).unwrap();
+    while deaf.message(GET_FEATURES, &[], &[]).is_ok() {}
+    command_twice(&daemon);
+    assert!(deaf.reply(common::LIMIT).unwrap().value().is_some());
+}
+
+#[test]
+fn a_front_end_that_never_sends_the_rest_of_a_message_is_disconnected() {
+    let daemon = Daemon::of(mem());
+    let whole = message(SET_VRING_NUM, &[0, 0, 0, 0, 128, 0, 0, 0]);
+    for length in [3, 12, 16] {
+        let channel = daemon.raw();
+        channel.send_bytes(&whole[..length], &[]).unwrap();
+        // The stream stays open: it is the daemon that gives up.
+        let why = daemon.next_outcome().unwrap_err();
+        assert!(why.contains("incomplete for 5 s"), "{why}");
+    }
     daemon.connect(&Options::default()).write(0, &[1; 512]).unwrap();
 }

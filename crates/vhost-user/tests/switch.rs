@@ -9,7 +9,6 @@ use common::plane::{Plain, kernel_or_skip};
 use common::{Daemon, Setup, mem, wait_until};
 use data_plane::{Operation, PlaneKind};
 use driver::{Options, Request};
-use std::io::Write;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -66,23 +65,6 @@ fn the_status_tells_planes_features_and_counts() {
     assert_eq!(count(&told, 1, "chains"), 0);
     device.session().stop_queue(1).unwrap();
     assert_eq!(daemon.status().queues[1].plane, None);
-}
-
-#[test]
-fn a_front_end_that_sends_half_a_message_does_not_keep_the_operator_out_for_good() {
-    const SET_FEATURES: u32 = 2;
-    const VERSION: u32 = 1;
-    let header = [SET_FEATURES, VERSION, 8].map(u32::to_ne_bytes).concat();
-    let daemon = Daemon::start(Arc::new(mem()), &setup());
-    for part in [&header[..3], &header[..], &[&header[..], &[0; 4]].concat()] {
-        let mut stream = UnixStream::connect(daemon.socket()).unwrap();
-        stream.write_all(part).unwrap();
-        // The stream stays open: it is the daemon that gives up.
-        let why = daemon.next_outcome().unwrap_err();
-        println!("{} bytes: {why}", part.len());
-    }
-    let _device = daemon.connect(&options());
-    assert!(daemon.status().connected);
 }
 
 #[test]

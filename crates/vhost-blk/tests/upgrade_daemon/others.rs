@@ -4,9 +4,14 @@
 use crate::common::own_path;
 use crate::loads::{file, image, write_and_read};
 use crate::rig::Rig;
+use driver::RawChannel;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::thread::Scope;
+use std::time::Duration;
+
+/// Maximum wait for a reply.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// An upgrade whose check has begun and waits.
 struct Waiting<'a> {
@@ -193,5 +198,21 @@ fn a_stop_during_upgrades_ends_the_daemon_with_all_of_its_disks() {
         assert!(rig.daemon.wait().success(), "after {millis} ms");
         let files = rig.place.files();
         assert!(!files.iter().any(|name| name.ends_with(".sock") || name == "ctl"), "{files:?}");
+    }
+}
+
+#[test]
+fn a_half_message_of_a_vmm_delays_no_upgrade_and_its_rest_reaches_the_new_program() {
+    let rig = Rig::new();
+    rig.add("a", "");
+    let vmm = RawChannel::connect(rig.path("a.sock")).unwrap();
+    let get_features = [1, 1, 0].map(u32::to_ne_bytes).concat();
+    vmm.send_bytes(&get_features, &[]).unwrap();
+    let features = vmm.reply(PATIENCE).unwrap().value().unwrap();
+    for length in [1, 11] {
+        vmm.send_bytes(&get_features[..length], &[]).unwrap();
+        rig.upgrade();
+        vmm.send_bytes(&get_features[length..], &[]).unwrap();
+        assert_eq!(vmm.reply(PATIENCE).unwrap().value(), Some(features));
     }
 }

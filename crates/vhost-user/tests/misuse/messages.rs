@@ -74,6 +74,26 @@ fn a_message_in_single_bytes_is_understood() {
             m.channel.send_bytes(&[byte], &[]).unwrap();
         }
         assert_eq!(m.channel.reply(LIMIT).unwrap().value(), Some(3));
+        let number = words(&[SET_VRING_NUM, FLAG_VERSION | FLAG_NEED_REPLY, 8, 0, 128]);
+        for byte in number {
+            m.channel.send_bytes(&[byte], &[]).unwrap();
+        }
+        assert_eq!(m.channel.reply(LIMIT).unwrap().value(), Some(0));
+    });
+}
+
+#[test]
+fn out_of_band_bytes_are_no_part_of_a_message() {
+    let whole = [words(&[SET_STATUS, FLAG_VERSION, 8]), longs(&[3])].concat();
+    each(Mischief::negotiated, &[SET_STATUS, SET_VRING_NUM], |m, &code| {
+        let part = [&words(&[code]), &whole[4..19]].concat();
+        m.channel.send_bytes(&part, &[]).unwrap();
+        let sent = rustix::net::send(m.channel.stream(), &[0], rustix::net::SendFlags::OOB);
+        if sent == Err(rustix::io::Errno::OPNOTSUPP) {
+            eprintln!("PARTLY SKIPPED: this kernel has no out-of-band bytes of UNIX sockets");
+            return;
+        }
+        assert!(m.channel.hangs_up_within(LIMIT).unwrap());
     });
 }
 
