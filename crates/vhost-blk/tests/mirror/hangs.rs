@@ -139,8 +139,8 @@ fn a_completion_is_refused_in_time_while_the_copy_hangs_and_can_be_repeated() {
     device.write(0, &vec![1; PIECE as usize]).unwrap();
     let target = Target::of(&rig);
     let to = text(&target.path()).to_owned();
-    // After the only piece with data, the first copy waits for the bandwidth for 4 s.
-    rig.ok(&format!("mirror a --to {to} --bandwidth 16K"));
+    // After the only piece with data, the first copy waits for the bandwidth for 8 s.
+    rig.ok(&format!("mirror a --to {to} --bandwidth 8K"));
     wait_until("the copy of the data", || mirror(&rig)["copied_bytes"] == PIECE);
     let call = r#"{"method":"io.vhostblk.CompleteMirror","parameters":{"name":"a"}}"#;
     let mut client = rig.connect();

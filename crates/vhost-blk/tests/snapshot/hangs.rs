@@ -64,7 +64,7 @@ fn a_backing_file_that_hangs_holds_the_writes_of_the_guest_for_a_bounded_time() 
     let near_end = BYTES - 2 * CLUSTER;
     device.write(near_end / 512, &[1; 512]).unwrap();
     // The copy of the only cluster uses the bandwidth up, so that the look at the last one waits for seconds.
-    let client = begin(&place.rig, "commit a --bandwidth 16K");
+    let client = begin(&place.rig, "commit a --bandwidth 8K");
     let copied = || std::fs::read(&place.below).unwrap()[near_end as usize] == 1;
     place.rig.place.wait_until("the copy of the cluster", copied);
     device.write(0, &[2; 512]).unwrap();
