@@ -6,7 +6,7 @@ use crate::backend_channel::QUIET;
 use crate::control::{Mailbox, Peer};
 use crate::error::ConnectionError;
 use crate::handover::Inherited;
-use crate::message::{self, Arrival, Header, MESSAGE_LIMIT, READ_LIMIT};
+use crate::message::{self, Arrival, Header, Lack};
 use crate::peeked;
 use crate::replay::{self, Handler};
 use crate::session::{Session, lock};
@@ -23,6 +23,14 @@ use vhost::vhost_user::{BackendReqHandler, Error};
 
 /// Pause after a failed `accept`: if no descriptor is left, the next one would fail, too.
 pub const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+
+/// Maximum wait for the rest of a message, and then for room for its reply. Commands are handled
+/// meanwhile.
+const MESSAGE_LIMIT: Duration = Duration::from_secs(5);
+
+/// Maximum wait of a read. A message is read after it has arrived, so that no read waits. Exception: beside
+/// descriptors, Linux 6.17 counts bytes again that were read before.
+const READ_LIMIT: Duration = Duration::from_millis(1);
 
 /// Interval between two looks at a message that is incomplete, or whose reply has no room. The front-end's
 /// socket is ready for all that time, so that no event tells.
@@ -81,8 +89,8 @@ struct Conversation<'a> {
     first: Option<(BorrowedFd<'a>, Instant)>,
     /// No message has come.
     silent: bool,
-    /// Time since which a message cannot be handled: its rest, or room for its reply, is missing.
-    held: Option<Instant>,
+    /// What the present message lacks, and since when.
+    held: Option<(Lack, Instant)>,
 }
 
 /// The next step of a connection.
@@ -109,7 +117,6 @@ impl<'a> Conversation<'a> {
                 Wakeup::Fault => lock(session).pass_faults_on(),
                 Wakeup::FrontEnd => match self.step()? {
                     Step::Handle(header) => {
-                        (self.first, self.silent) = (None, false);
                         if !handle(&header, self.peeked, session, handler)? {
                             return Ok(());
                         }
@@ -139,18 +146,28 @@ impl<'a> Conversation<'a> {
 
     /// Looks at the front-end's next message.
     fn step(&mut self) -> Result<Step, ConnectionError> {
-        let late = match message::arrival(self.peeked)? {
+        let arrival = message::arrival(self.peeked)?;
+        if !matches!(arrival, Arrival::Nothing) {
+            (self.first, self.silent) = (None, false);
+        }
+        let lack = match arrival {
             Arrival::Nothing => return Ok(Step::Wait),
             Arrival::End => return Ok(Step::End),
-            Arrival::Part => message::cut_short().into(),
-            Arrival::Whole(header) if message::has_room_for_reply(self.peeked)? => {
+            Arrival::Whole(header) => {
                 self.held = None;
                 return Ok(Step::Handle(header));
             }
-            Arrival::Whole(_) => ConnectionError::Deaf { seconds: MESSAGE_LIMIT.as_secs() },
+            Arrival::Lacks(lack) => lack,
         };
-        let since = *self.held.get_or_insert_with(Instant::now);
-        if since.elapsed() < MESSAGE_LIMIT { Ok(Step::Wait) } else { Err(late) }
+        let before = self.held.filter(|(before, _)| *before == lack);
+        let since = before.map_or_else(Instant::now, |(_, since)| since);
+        self.held = Some((lack, since));
+        let seconds = MESSAGE_LIMIT.as_secs();
+        match lack {
+            _ if since.elapsed() < MESSAGE_LIMIT => Ok(Step::Wait),
+            Lack::Rest => Err(ConnectionError::Incomplete { seconds }),
+            Lack::Room => Err(ConnectionError::Deaf { seconds }),
+        }
     }
 
     /// Sleeps until there is an event. Commands precede messages: a busy front-end does not delay
@@ -218,9 +235,8 @@ fn handle<'a>(
         return Ok(true);
     }
     match handler.handle_request() {
-        Err(Error::SocketRetry(why)) if why.kind() == io::ErrorKind::WouldBlock => {
-            Err(message::out_of_band().into())
-        }
+        // See `READ_LIMIT`.
+        Err(Error::SocketRetry(why)) if why.kind() == io::ErrorKind::WouldBlock => Err(why.into()),
         Ok(()) | Err(Error::SocketRetry(_)) => Ok(true),
         Err(Error::Disconnected) => Ok(false),
         Err(Error::ReqHandlerError(error)) => refused(error.to_string()),

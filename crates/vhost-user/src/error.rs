@@ -14,6 +14,12 @@ pub enum ConnectionError {
     /// The front-end sent no message, and another one waited.
     #[error("the front-end said nothing, and another one waits; find its process")]
     Silent,
+    /// The front-end sent a part of a message.
+    #[error("a message of the front-end was incomplete for {seconds} s; restart the VMM")]
+    Incomplete {
+        /// Time that the part waited.
+        seconds: u64,
+    },
     /// The front-end leaves answers unread, and the socket has no room for another one.
     #[error("the front-end has read no answer for {seconds} s; restart the VMM")]
     Deaf {

@@ -4,25 +4,15 @@
 
 use crate::error::HeaderError;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recv, recvmsg,
-};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recvmsg};
 use std::fs::File;
 use std::io::{self, IoSliceMut, Write};
 use std::mem::MaybeUninit;
 use std::os::unix::net::UnixStream;
-use std::time::Duration;
 use vhost::vhost_user::message::{
     FrontendReq, MAX_ATTACHED_FD_ENTRIES, MAX_MSG_SIZE, VhostUserInflight, VhostUserLog,
     VhostUserMemory, VhostUserMemoryRegion, VhostUserSingleMemoryRegion, VhostUserVringAddr,
 };
-
-/// Maximum wait for the rest of a message and for room for its reply. Commands are handled
-/// meanwhile.
-pub(crate) const MESSAGE_LIMIT: Duration = Duration::from_secs(5);
-/// Maximum wait of a read. A message is read after it has arrived, so that no read waits, unless the
-/// front-end sent out-of-band bytes, which [`arrival`] counts and a read does not return.
-pub(crate) const READ_LIMIT: Duration = Duration::from_millis(1);
 
 /// Request code, flags, payload size (vhost-user, "Header").
 const HEADER_BYTES: usize = 12;
@@ -111,35 +101,67 @@ pub(crate) enum Arrival {
     Nothing,
     /// The stream has ended.
     End,
-    /// The header or the payload is incomplete.
-    Part,
-    /// The message is complete, or its header has a [flaw](Header::flaw).
+    /// The message cannot be handled yet.
+    Lacks(Lack),
+    /// The message is complete, or its header has a [flaw](Header::flaw). Its reply has room.
     Whole(Header),
+}
+
+/// What a message lacks before it can be handled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lack {
+    /// The rest of the header or of the payload.
+    Rest,
+    /// Room for the reply in the socket.
+    Room,
 }
 
 /// Looks at the next message. Does not wait.
 ///
 /// # Errors
 /// [`io::ErrorKind::UnexpectedEof`] if the stream ends inside a message.
+/// [`io::ErrorKind::InvalidData`] if the stream has an out-of-band byte: a look counts it on some kernels, and
+/// a read does not return it, so that the read would wait.
 pub(crate) fn arrival(stream: &UnixStream) -> io::Result<Arrival> {
     use rustix::io::Errno;
     // Before the look at the data: the front-end may send the rest and hang up in between.
     let has_hung_up = has_hung_up(stream)?;
-    let mut bytes = [0u8; HEADER_BYTES];
-    match recv(stream, &mut bytes, RecvFlags::PEEK | RecvFlags::DONTWAIT) {
-        Ok((_, 0)) | Err(Errno::CONNRESET) => return Ok(Arrival::End),
-        Ok((_, HEADER_BYTES)) => {
-            let header = Header::parse(&bytes);
-            let whole = HEADER_BYTES as u64 + u64::from(header.size);
-            if header.flaw().is_some() || rustix::io::ioctl_fionread(stream)? >= whole {
-                return Ok(Arrival::Whole(header));
-            }
-        }
-        Ok(_) => {}
+    let mut bytes = [0; HEADER_BYTES + MAX_MSG_SIZE];
+    let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+    let look = recvmsg(
+        stream,
+        &mut [IoSliceMut::new(&mut bytes)],
+        &mut RecvAncillaryBuffer::default(),
+        flags,
+    );
+    // After the look: a later out-of-band byte is behind the bytes of the look.
+    let events = ready(stream, PollFlags::PRI | PollFlags::OUT)?;
+    if events.contains(PollFlags::PRI) {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "a message with out-of-band bytes"));
+    }
+    let look = match look {
+        Ok(look) if look.bytes == 0 => return Ok(Arrival::End),
+        Ok(look) => look,
+        Err(Errno::CONNRESET) => return Ok(Arrival::End),
         Err(Errno::INTR | Errno::AGAIN) => return Ok(Arrival::Nothing),
         Err(error) => return Err(error.into()),
+    };
+    let header = bytes[..look.bytes].first_chunk().map(Header::parse);
+    // A look ends after a part with descriptors, whatever follows.
+    let arrived = match look.flags.contains(ReturnFlags::CTRUNC) {
+        true => rustix::io::ioctl_fionread(stream)?.max(look.bytes as u64),
+        false => look.bytes as u64,
+    };
+    let is_whole = |header: &Header| {
+        header.flaw().is_some() || arrived >= HEADER_BYTES as u64 + u64::from(header.size)
+    };
+    match header.filter(is_whole) {
+        // A UNIX socket is ready for writing while three quarters of its buffer are free, so that a reply fits.
+        Some(header) if events.contains(PollFlags::OUT) => Ok(Arrival::Whole(header)),
+        Some(_) => Ok(Arrival::Lacks(Lack::Room)),
+        None if has_hung_up => Err(io::ErrorKind::UnexpectedEof.into()),
+        None => Ok(Arrival::Lacks(Lack::Rest)),
     }
-    if has_hung_up { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(Arrival::Part) }
 }
 
 /// Reads a message that has arrived, without a [flaw](Header::flaw). Returns its payload and
@@ -155,7 +177,6 @@ pub(crate) fn receive(stream: &UnixStream, header: &Header) -> io::Result<(Vec<u
         let part = match recvmsg(stream, &mut rest, &mut control, RecvFlags::CMSG_CLOEXEC) {
             Ok(part) => part,
             Err(rustix::io::Errno::INTR) => continue,
-            Err(rustix::io::Errno::AGAIN) => return Err(out_of_band()),
             Err(error) => return Err(error.into()),
         };
         for message in control.drain() {
@@ -176,21 +197,16 @@ pub(crate) fn receive(stream: &UnixStream, header: &Header) -> io::Result<(Vec<u
     Ok((bytes.split_off(HEADER_BYTES), files))
 }
 
-/// Returns whether the socket has room for a reply. A UNIX socket is ready for writing while three
-/// quarters of its buffer are free, so that the reply fits.
-pub(crate) fn has_room_for_reply(stream: &UnixStream) -> io::Result<bool> {
-    is_ready(stream, PollFlags::OUT)
-}
-
 /// Returns whether the peer has closed its end.
 pub(crate) fn has_hung_up(stream: &UnixStream) -> io::Result<bool> {
-    is_ready(stream, PollFlags::RDHUP)
+    Ok(!ready(stream, PollFlags::RDHUP)?.is_empty())
 }
 
-fn is_ready(stream: &UnixStream, event: PollFlags) -> io::Result<bool> {
-    let mut fds = [PollFd::new(stream, event)];
-    let ready = rustix::io::retry_on_intr(|| poll(&mut fds, Some(&Timespec::default())))?;
-    Ok(ready > 0)
+/// Returns which of these events there are.
+fn ready(stream: &UnixStream, events: PollFlags) -> io::Result<PollFlags> {
+    let mut fds = [PollFd::new(stream, events)];
+    rustix::io::retry_on_intr(|| poll(&mut fds, Some(&Timespec::default())))?;
+    Ok(fds[0].revents())
 }
 
 /// Answers a message with a number.
@@ -201,15 +217,4 @@ pub(crate) fn reply(mut stream: &UnixStream, header: &Header, value: u64) -> io:
     }
     reply.extend_from_slice(&value.to_ne_bytes());
     stream.write_all(&reply)
-}
-
-/// The error of a message that is incomplete after [`MESSAGE_LIMIT`].
-pub(crate) fn cut_short() -> io::Error {
-    let why = format!("a message was incomplete for {} s", MESSAGE_LIMIT.as_secs());
-    io::Error::new(io::ErrorKind::TimedOut, why)
-}
-
-/// The error of a read that would wait: see [`READ_LIMIT`].
-pub(crate) fn out_of_band() -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, "a message with out-of-band bytes")
 }

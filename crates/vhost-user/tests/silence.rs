@@ -100,9 +100,10 @@ fn message(code: u32, payload: &[u8]) -> Vec<u8> {
     [header.as_flattened(), payload].concat()
 }
 
-/// Sends commands until the daemon must have seen what the connected front-end sent before them.
+/// Sends commands after the daemon has looked at what the connected front-end sent.
 fn command_twice(daemon: &Daemon) {
-    // The thread of the connection looks at its socket again after each command.
+    // The daemon has time to look; with too little time the test passes, too.
+    std::thread::sleep(Duration::from_millis(20));
     for _ in 0..2 {
         let answer = daemon.control().post(Command::Status).receive(common::LIMIT);
         assert!(matches!(answer, Ok(Answer::Status(status)) if status.connected));
