@@ -3,6 +3,7 @@
 //! are texts have cause and remedy.
 
 use super::config_file::NewConfig;
+use super::converge::{Acts, TargetUser};
 use super::layers::{Following, Layers};
 use super::replacing::{DRAIN_MAX, Unfinished, wait};
 use super::turn::NoReload;
@@ -293,13 +294,15 @@ pub(super) fn path_of_new(path: &Path) -> Result<PathBuf, String> {
 
 /// The exchange to an opened disk, whose parts go to `new` and which gets the layers of the old one. An image that may
 /// have lost completed writes is refused: each FLUSH fails there, and would succeed in the new storage.
-pub(super) fn replacement(
+pub(super) fn replacement<C: TargetUser>(
+    acts: &Acts<C>,
     opened: Opened,
     layers: &Arc<Layers>,
     new: &Sender<New>,
     commit: Box<dyn FnOnce() -> Result<(), String> + Send>,
 ) -> Result<Replacement, String> {
-    layers.check_writes().map_err(lost)?;
+    let checked = Arc::clone(layers);
+    acts.on_old(SYNC, move || checked.check_writes().map_err(lost))?;
     replacement_with(opened, layers, new, commit, Bitmaps::GoOn)
 }
 
@@ -329,6 +332,9 @@ pub(super) fn identity(file: &backend::file::File) -> Result<(u64, u64), String>
     let failed = |error| format!("{}: {error}; check its storage", file.path().display());
     file.opened_as().map(|opened| opened.identity).map_err(failed)
 }
+
+/// The sync of a drained disk, for an error.
+pub(super) const SYNC: &str = "the sync of the image";
 
 /// Makes the completed writes of a disk durable.
 pub(super) fn synced(disk: &dyn Disk) -> Result<(), String> {

@@ -16,7 +16,7 @@
 //! waits for one act before it orders the next, but for one of a convergence that is refused, the last one and the
 //! close: the queue has four acts at most.
 
-use super::Unfinished;
+use super::{DRAINED_MAX, Unfinished};
 use crate::disk::Opened;
 use crate::failure::Failure;
 use backend::Disk;
@@ -204,8 +204,28 @@ impl<C: TargetUser> Acts<C> {
         answer
     }
 
+    /// Lets the thread work on the old storage of the drained disk. If that hangs, the guest goes on in it. `what`:
+    /// the work, for the error.
+    ///
+    /// # Errors
+    /// Cause and remedy.
+    pub(in crate::disks) fn on_old<T: Send + 'static>(
+        &self,
+        what: &str,
+        act: impl FnOnce() -> Result<T, String> + Send + 'static,
+    ) -> Result<T, String> {
+        let done = self.there(()).act(|()| act(), DRAINED_MAX);
+        done.unwrap_or_else(|| {
+            let limit = DRAINED_MAX.as_secs();
+            Err(format!(
+                "{what} took more than {limit} s, and the guest goes on as before; check the storage of its image, \
+                 and repeat the command"
+            ))
+        })
+    }
+
     /// Makes a value one that has its end in the thread.
-    pub(super) fn there<T: Send + 'static>(&self, value: T) -> There<T> {
+    pub(in crate::disks) fn there<T: Send + 'static>(&self, value: T) -> There<T> {
         let acts = self.0.clone();
         let run = Arc::new(move |act: Job| {
             let act: Act<C> = Box::new(move |_| act());

@@ -329,7 +329,7 @@ impl Change {
         let brake = Arc::clone(&self.state.brake);
         let (opened, marked) = Convergence::last(acts, brake, open).wait(&self.name)?;
         let layers = Arc::clone(&self.layers);
-        replacement(opened, &layers, new, Box::new(move || self.commit(marked)))
+        replacement(acts, opened, &layers, new, Box::new(move || self.commit(marked)))
     }
 
     /// Marks the image in place of the backing file, and replaces the configuration file.

@@ -150,7 +150,7 @@ impl Change {
         settled(self.qcow2.as_deref())?;
         let (opened, named) = last.wait(&self.name)?;
         let layers = Arc::clone(&self.layers);
-        replacement(opened, &layers, new, Box::new(move || self.commit(named)))
+        replacement(acts, opened, &layers, new, Box::new(move || self.commit(named)))
     }
 
     /// Marks the old image, and replaces the configuration file.

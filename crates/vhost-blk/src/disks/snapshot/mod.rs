@@ -12,13 +12,14 @@
 //!
 //! No step after the third writes to the image, and the overlay is written only after it.
 
+mod mark;
 mod overlay;
 mod plan;
 
 use super::Disks;
 use super::config_file::NewConfig;
 use super::converge::{Acts, Exchanged, Hand, Last, New, TargetUser, Unfinished, Words};
-use super::exchange::{self, identity, options, replacement, settled, synced};
+use super::exchange::{self, SYNC, identity, options, replacement, settled, synced};
 use super::job::{Job, Kind};
 use super::layers::Layers;
 use super::replacing::{DRAIN_MAX, wait};
@@ -29,6 +30,7 @@ use crate::options::DiskArgs;
 use crate::values::Format;
 use backend::Disk;
 use backend::file::File as ImageFile;
+use mark::NewMark;
 use overlay::Overlay;
 use plan::Plan;
 use qcow2::inspect::{self, FileFacts};
@@ -148,7 +150,7 @@ impl Disks {
         // Removes an overlay that is not used.
         if !hand.close() {
             let overlay = wanted.overlay.display();
-            tracing::warn!(disk = name, %overlay, "it hangs, and is given up when it answers");
+            tracing::warn!(disk = name, %overlay, "the storage hangs, and the overlay is given up when it answers");
         }
         drop(owner);
         taken
@@ -170,7 +172,7 @@ impl Disks {
         let (plan, needs) = made.map_err(Unfinished::told)?;
         let what = format!("{WHAT} {name}");
         let act = format!("a snapshot of the disk {name}");
-        // From the look at the configuration to the end, at most DRAIN_MAX and DRAINED_MAX.
+        // From the look at the configuration to the end, at most DRAIN_MAX and DRAINED_MAX for each step after it.
         let turn = self.turn(&what, act, &mut || go_on());
         let turn = turn.map_err(|failure| format!("{}; {}", failure.why, failure.remedy))?;
         let source = self.source(name, WHAT).map_err(|failure| failure.to_string())?;
@@ -249,69 +251,66 @@ struct Change {
 }
 
 impl Change {
-    /// Waits for the overlay over the image, which has everything that the guest wrote. If it hangs, the guest goes
-    /// on in the image.
+    /// Waits for the overlay over the image, which has everything that the guest wrote. If one of both hangs, the
+    /// guest goes on in the image.
     fn prepare(
         self,
         acts: &Acts<Made>,
         old: &Arc<dyn Disk>,
         new: Sender<exchange::New>,
     ) -> Result<Replacement, String> {
-        synced(&**old)?;
-        settled(self.qcow2.as_deref())?;
-        let (image, args) = (identity(&self.top)?, self.args.clone());
+        let (old, top, qcow2) = (Arc::clone(old), Arc::clone(&self.top), self.qcow2.clone());
+        let image = acts.on_old(SYNC, move || {
+            synced(&*old)?;
+            settled(qcow2.as_deref())?;
+            identity(&top)
+        })?;
+        let args = self.args.clone();
         let last = Last::order(acts, move |made: Made, _| {
             let opened = disk::open(&args, From::Overlay { image }, LockWait::No);
             let opened = opened.map_err(|failure| failure.to_string())?;
             Ok(New { opened, rest_bytes: None, made: made.overlay })
         });
         let (opened, overlay) = last.wait(&self.name)?;
-        let layers = Arc::clone(&self.layers);
+        let (layers, of_commit) = (Arc::clone(&self.layers), acts.clone());
         let commit = move || {
-            self.commit()?;
+            self.commit(&of_commit)?;
             overlay.into_inner().into_iter().for_each(Overlay::keep);
             Ok(())
         };
-        replacement(opened, &layers, &new, Box::new(commit))
+        replacement(acts, opened, &layers, &new, Box::new(commit))
     }
 
     /// Marks the image, and replaces the configuration file.
-    fn commit(self) -> Result<(), String> {
+    fn commit<C: TargetUser>(self, acts: &Acts<C>) -> Result<(), String> {
         let Change { top, mark, config, .. } = self;
-        let is_marked = mark.is_some();
-        if let Some(overlay) = mark
-            && let Err(error) = top.mark(&overlay)
-        {
-            return Err(unmark(&top, format!("the image cannot be marked: {error}")));
+        let mark = mark.map(|overlay| NewMark::set(acts, &top, overlay)).transpose()?;
+        match config.map_or(Ok(()), |config| config.replace(mark.is_some())) {
+            Ok(()) => {
+                mark.into_iter().for_each(NewMark::keep);
+                Ok(())
+            }
+            Err(told) => Err(match mark {
+                Some(mark) => mark.remove(told),
+                None => told,
+            }),
         }
-        match config.map(|config| config.replace(is_marked)) {
-            Some(Err(told)) if is_marked => Err(unmark(&top, told)),
-            Some(Err(told)) => Err(told),
-            Some(Ok(())) | None => Ok(()),
-        }
-    }
-}
-
-/// Removes the mark of an image that stays in use. Returns the cause of this with the remedy.
-fn unmark(top: &ImageFile, told: String) -> String {
-    match top.overlay() {
-        Ok(None) => format!("{told}; check its file system, or give --no-mark"),
-        _ => match top.unmark() {
-            Ok(()) => format!("{told}; check the file system and the permissions"),
-            Err(error) => format!(
-                "{told}, and the mark of the image stays: {error}; remove it with `{}` before the next \
-                 start of the disk",
-                top.unmarking()
-            ),
-        },
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::disks::converge::Sign;
     use crate::disks::kept::Earlier;
     use backend::FileOptions;
+
+    struct Nothing;
+
+    impl TargetUser for Nothing {
+        const WORDS: Words = Words { thread: "nothing", target: "target", cancelled: CANCELLED };
+        type Error = Infallible;
+    }
 
     #[test]
     fn a_change_that_cannot_be_recorded_leaves_no_mark() {
@@ -337,7 +336,9 @@ mod tests {
             mark,
             config: Some(config),
         };
-        let told = change.commit().unwrap_err();
+        let sign: Sign = Arc::new(());
+        let hand = Hand::start(String::new(), sign, || Ok(Nothing), || true).unwrap();
+        let told = change.commit(hand.acts()).unwrap_err();
         assert!(told.contains("a.toml cannot be replaced") && told.contains("; check"), "{told}");
         assert_eq!(top.overlay().unwrap(), None);
     }
