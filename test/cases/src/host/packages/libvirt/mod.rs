@@ -6,7 +6,7 @@ mod page;
 
 use crate::case::cases;
 use crate::host::env::Env;
-use crate::host::packages::system::Version::Old;
+use crate::host::packages::system::Version::{New, Old};
 use crate::host::packages::system::{expect_access, expect_state, install, main_pid, property, sh};
 use crate::host::packages::{IMAGES, MANY};
 use crate::host::target::LIMIT;
@@ -22,7 +22,7 @@ use std::path::Path;
 
 cases! { Host;
     "libvirt-debian12", Libvirt,
-        "libvirt starts a guest on a disk of the package's daemon by the documented commands; the disk grows, is limited and watched, and outlives its daemon and its guest",
+        "libvirt starts a guest on a disk of the package's daemon by the documented commands; the disk grows, is limited and watched, and outlives an upgrade of the package, its daemon and its guest",
         guest_of_libvirt;
 }
 
@@ -46,6 +46,7 @@ fn guest_of_libvirt(_: &Env) -> Result<()> {
     grow(&commands, &mut guest)?;
     limit(&commands, &mut guest)?;
     watch(&commands)?;
+    upgrade(&mut guest, &sum)?;
     restart(&mut guest, &sum)?;
     end(&commands)
 }
@@ -132,6 +133,17 @@ fn watch(commands: &Commands) -> Result<()> {
     ensure!(total("write_bytes")? > 4 << 20, "less was written than the guest's file");
     ensure!(total("failed")? == 0, "requests failed");
     Ok(())
+}
+
+/// The package's new version replaces the program under the guest, which stays connected.
+fn upgrade(guest: &mut Guest, sum: &str) -> Result<()> {
+    let before = (main_pid(MANY)?, status()?["front_ends"].clone());
+    let said = install(&["vhost-blk"], New)?;
+    ensure!(said.contains(&format!("{MANY} changed to the new program")), "not upgraded: {MANY}");
+    let after = (main_pid(MANY)?, status()?["front_ends"].clone());
+    ensure!(after == before, "the daemon or the connection is another one: {before:?}, {after:?}");
+    guest.ok("echo upgraded >/mnt/upgraded && sync")?;
+    expect_content(guest, sum)
 }
 
 /// The guest goes on after a restart of the service, which serves the saved disk again.
