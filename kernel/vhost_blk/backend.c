@@ -79,6 +79,7 @@ static int vhost_blk_open_bdev(struct vhost_blk_backend *be)
 	struct block_device *bdev = I_BDEV(be->file->f_mapping->host);
 	blk_mode_t mode = BLK_OPEN_READ | (be->read_only ? 0 : BLK_OPEN_WRITE);
 	struct file *file;
+	int err;
 
 	file = bdev_file_open_by_dev(bdev->bd_dev, mode, be, &vhost_blk_holder_ops);
 	if (IS_ERR(file))
@@ -104,8 +105,10 @@ static int vhost_blk_open_bdev(struct vhost_blk_backend *be)
 	/* vhost_blk_dead_work() takes be->lock. */
 	if (READ_ONCE(be->dead))
 		return -ENODEV;
-	/* The page cache of the device is not used from here on. */
-	sync_blockdev(be->bdev);
+	/* The page cache of the device is not used from here on. A guest must not miss its writes. */
+	err = sync_blockdev(be->bdev);
+	if (err)
+		return err;
 	invalidate_bdev(be->bdev);
 	return 0;
 }

@@ -406,6 +406,7 @@ static void __exit virtblk_exit(void)
 	unregister_blkdev(virtblk_major, "virtblk");
 	destroy_workqueue(virtblk_wq);
 	ida_destroy(&virtblk_disk_indexes);
+	virtblk_free_hidden();
 }
 
 module_init(virtblk_init);

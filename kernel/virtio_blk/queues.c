@@ -146,8 +146,13 @@ int virtblk_find_queues(struct virtblk *blk)
 		blk->queues[i].broken = false;
 		spin_unlock_irq(&blk->queues[i].lock);
 	}
-	/* The disk's limits are those of the rings at probe. */
-	if (virtblk_ring_size(blk) < blk->ring_size) {
+	/*
+	 * The disk's limits are those of the rings at probe. The virtio core halves a ring for
+	 * which it finds no memory, which is likely in a resume. With indirect tables a request
+	 * takes one descriptor, and fits still.
+	 */
+	if (!virtio_has_feature(blk->vdev, VIRTIO_RING_F_INDIRECT_DESC) &&
+	    virtblk_ring_size(blk) < blk->ring_size) {
 		dev_err(&blk->vdev->dev, "rings of %u descriptors; they had %u before\n",
 			virtblk_ring_size(blk), blk->ring_size);
 		virtblk_del_queues(blk, blk->vdev);

@@ -10,6 +10,7 @@
  * its memory.
  */
 #include <linux/pci.h>
+#include <linux/sched/mm.h>
 #include <linux/slab.h>
 
 #include "virtio_blk.h"
@@ -37,24 +38,59 @@ void virtblk_reset(struct virtio_device *vdev)
 		virtio_reset_device(vdev);
 }
 
-/* The virtio core's operations for a device that is gone, and those that it had. */
+/* The operations of a transport for a device that is gone, and the transport's own. */
 struct virtblk_hidden_status {
+	struct list_head list;
 	struct virtio_config_ops ops;
 	const struct virtio_config_ops *real;
-	struct virtio_device *vdev;
 };
+
+/*
+ * One for each transport, until the module is unloaded: a reader of the device's status in sysfs
+ * may still use it when the driver is unbound.
+ */
+static LIST_HEAD(virtblk_hidden);
+static DEFINE_MUTEX(virtblk_hidden_mutex);
 
 static u8 virtblk_no_status(struct virtio_device *vdev)
 {
 	return 0;
 }
 
+static struct virtblk_hidden_status *virtblk_hidden_of(const struct virtio_config_ops *real)
+{
+	struct virtblk_hidden_status *hidden;
+
+	mutex_lock(&virtblk_hidden_mutex);
+	list_for_each_entry(hidden, &virtblk_hidden, list)
+		if (hidden->real == real)
+			goto out;
+	hidden = kmalloc(sizeof(*hidden), GFP_KERNEL);
+	if (!hidden)
+		goto out;
+	hidden->ops = *real;
+	hidden->ops.get_status = virtblk_no_status;
+	hidden->real = real;
+	list_add(&hidden->list, &virtblk_hidden);
+out:
+	mutex_unlock(&virtblk_hidden_mutex);
+	return hidden;
+}
+
+/* No device is bound any more. */
+void virtblk_free_hidden(void)
+{
+	struct virtblk_hidden_status *hidden, *next;
+
+	list_for_each_entry_safe(hidden, next, &virtblk_hidden, list)
+		kfree(hidden);
+}
+
 static void virtblk_show_status(void *data)
 {
-	struct virtblk_hidden_status *hidden = data;
+	struct virtio_device *vdev = data;
 
-	hidden->vdev->config = hidden->real;
-	kfree(hidden);
+	vdev->config = container_of(vdev->config, struct virtblk_hidden_status, ops)->real;
 }
 
 /**
@@ -71,16 +107,8 @@ void virtblk_hide_status(struct virtio_device *vdev)
 
 	if (!virtblk_is_removed(vdev))
 		return;
-	hidden = kmalloc(sizeof(*hidden), GFP_KERNEL);
-	if (!hidden)
-		return;
-	hidden->ops = *vdev->config;
-	hidden->ops.get_status = virtblk_no_status;
-	hidden->real = vdev->config;
-	hidden->vdev = vdev;
-	if (devm_add_action(&vdev->dev, virtblk_show_status, hidden))
-		kfree(hidden);
-	else
+	hidden = virtblk_hidden_of(vdev->config);
+	if (hidden && !devm_add_action(&vdev->dev, virtblk_show_status, vdev))
 		vdev->config = &hidden->ops;
 }
 
@@ -290,8 +318,12 @@ static int virtblk_restart_device(struct virtblk *blk)
 int virtblk_resume(struct virtio_device *vdev)
 {
 	struct virtblk *blk = vdev->priv;
-	int err = virtblk_restart_device(blk);
+	unsigned int noio;
+	int err;
 
+	/* Reclaim must not wait for I/O that is held back until virtblk_release_io(). */
+	noio = memalloc_noio_save();
+	err = virtblk_restart_device(blk);
 	if (err)
 		dev_err(&vdev->dev, "[%s] the device cannot be resumed: error %d\n",
 			blk->disk->disk_name, err);
@@ -302,5 +334,6 @@ int virtblk_resume(struct virtio_device *vdev)
 		/* The capacity may have changed, too. */
 		virtio_config_changed(vdev);
 	virtblk_release_io(blk);
+	memalloc_noio_restore(noio);
 	return err;
 }

@@ -323,6 +323,7 @@ void virtblk_begin_drain(struct virtblk *blk);
 void virtblk_fail_held(struct virtblk *blk);
 void virtblk_reset(struct virtio_device *vdev);
 void virtblk_hide_status(struct virtio_device *vdev);
+void virtblk_free_hidden(void);
 int virtblk_suspend(struct virtio_device *vdev);
 int virtblk_resume(struct virtio_device *vdev);
 
