@@ -89,7 +89,7 @@ struct Conversation<'a> {
     first: Option<(BorrowedFd<'a>, Instant)>,
     /// No message has come.
     silent: bool,
-    /// What the present message lacks, and since when.
+    /// Lack of the present message, and the time since then.
     held: Option<(Lack, Instant)>,
 }
 

@@ -107,7 +107,7 @@ pub(crate) enum Arrival {
     Whole(Header),
 }
 
-/// What a message lacks before it can be handled.
+/// The reason for which a message cannot be handled yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lack {
     /// The rest of the header or of the payload.
