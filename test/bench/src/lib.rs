@@ -14,6 +14,7 @@ pub mod disk;
 mod goals;
 pub mod host;
 pub mod icount;
+pub mod kept;
 pub mod load;
 mod one_daemon;
 pub mod operations;

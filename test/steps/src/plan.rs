@@ -27,6 +27,19 @@ const PATH_LENGTHS: &[&str] = &[
     "--who=kernel,uring",
 ];
 
+/// The same for the guest driver.
+const GUEST_PATH_LENGTHS: &[&str] = &[
+    "target/release/lab",
+    "exec",
+    "--machine",
+    "guest",
+    "--icount",
+    "--",
+    "/lab/bin/cases",
+    "guest-icount",
+    "--check",
+];
+
 /// Builds the debug kernel, or waits for its builder.
 const DEBUG_KERNEL: &[&str] = &["scripts/kernel/debug.sh"];
 
@@ -72,6 +85,7 @@ fn run_lab(run: &mut Run, sid: Passed) -> Result<()> {
         return Ok(());
     }
     run.step(15, "path lengths", PATH_LENGTHS)?;
+    run.step(15, "path lengths of the guest driver", GUEST_PATH_LENGTHS)?;
     if run.step(60, "set-up: debug kernel", DEBUG_KERNEL)? != Passed::No {
         // One VM needs one of two CPUs, and a VM of the debug kernel needs both.
         let plain = ["--kernel", "6.12", "--vms", "2", "--set", "plain,uring"];

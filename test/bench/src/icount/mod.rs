@@ -32,6 +32,7 @@ pub(crate) use self::table::{CLIENT, SERVER, WHOLE};
 use crate::bare::{self, Engine};
 use crate::host::disk::Storage;
 use crate::host::subject::{Programs, Servers, Subject, Who};
+use crate::kept::Kept;
 use crate::load::{Load, Outcome};
 use crate::rig::{Speed, null_blk};
 use crate::tracing::{Clock, Tracing};
@@ -39,7 +40,12 @@ use crate::worker::Until;
 use crate::{cpu, setup};
 
 /// The reference for `--check`: the output of `--json` on the lab's 6.12 kernel.
-pub const KEPT: &str = include_str!("../../path-lengths.json");
+pub const KEPT: Kept = Kept {
+    file: "test/bench/path-lengths.json",
+    text: include_str!("../../path-lengths.json"),
+    title: PATHS_TITLE,
+    metric: WHOLE,
+};
 /// Requests of a traced run.
 const TRACED_IOS: u64 = 500;
 /// Requests before the measured ones.
@@ -109,7 +115,7 @@ pub fn run(args: &Args) -> Result<()> {
     if !args.check {
         return Ok(());
     }
-    table::check(&paths, &setup::kernel(), KEPT, args.tolerance)
+    KEPT.check(table::ours(&paths), &setup::kernel(), args.tolerance)
 }
 
 /// Lengths of a path at all depths: the shortest of all rounds. With several requests in flight client

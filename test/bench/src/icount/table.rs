@@ -1,14 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The table of path lengths, its goals, and the comparison with a stored one.
+//! The table of path lengths and its goals.
 
-use anyhow::{Context, Result, bail};
 use kit::metric::{Metric, Row, Set};
-use kit::outcome::PARTLY_SKIPPED;
-use kit::report::{Column, Goal, Report, Section};
+use kit::report::{Column, Goal, Section};
 
 use super::path::{LOAD, QUEUES, STORAGE, is_usual, place};
 use crate::host::subject::Who;
-use crate::setup::KERNEL_NAME;
 
 /// From one request to the next: client, server, switches between them, interrupts.
 pub(crate) const WHOLE: Metric = Metric::new("whole", "instructions");
@@ -86,59 +83,9 @@ fn growth(paths: &Set, row: &Row) -> Option<Goal> {
     Some(Goal::at_most(name, row.over(one, WHOLE), GROWTH))
 }
 
-/// Checks that no path of this project is longer than in the report `kept` by more than `tolerance`
-/// percent. The kernel's share changes with the kernel: another one than `kernel` is not compared.
-pub(super) fn check(paths: &Set, kernel: &str, kept: &str, tolerance: f64) -> Result<()> {
-    let report = read(kept)?;
-    let of = kernel_of(&report).context("path-lengths.json names no kernel")?;
-    if of != kernel {
-        println!(
-            "{PARTLY_SKIPPED}path lengths were kept on {of} and this is {kernel}: keep new ones \
-             (test/bench/path-lengths.json)"
-        );
-        return Ok(());
-    }
-    let kept = paths_of(report)?;
-    if let Some(row) = ours(paths).find(|row| kept.at(&row.subject, &row.point).is_none()) {
-        bail!("path-lengths.json has none for {}", place(row));
-    }
-    let longer = longer_than(paths, &kept, tolerance);
-    if !longer.is_empty() {
-        bail!("paths have grown by more than {tolerance} %: {}", longer.join("; "));
-    }
-    println!("No path has grown by more than {tolerance} % over those that are kept.");
-    Ok(())
-}
-
-fn read(text: &str) -> Result<Report> {
-    serde_json::from_str(text).context("path-lengths.json is no report")
-}
-
-/// The kernel that a report describes.
-fn kernel_of(report: &Report) -> Option<&str> {
-    let mut setup = report.setup.iter();
-    setup.find(|(name, _)| name == KERNEL_NAME).map(|(_, kernel)| kernel.as_str())
-}
-
-/// The path lengths of a report.
-fn paths_of(report: Report) -> Result<Set> {
-    let section = report.sections.into_iter().find(|section| section.title == TITLE);
-    Ok(section.context("path-lengths.json holds no path lengths")?.rows)
-}
-
-fn ours(paths: &Set) -> impl Iterator<Item = &Row> {
+/// The lengths of the paths of this project, which the repository keeps.
+pub(super) fn ours(paths: &Set) -> impl Iterator<Item = &Row> {
     paths.of(KERNEL).chain(paths.of(Who::Uring.name()))
-}
-
-fn longer_than(paths: &Set, kept: &Set, tolerance: f64) -> Vec<String> {
-    ours(paths)
-        .filter_map(|row| {
-            let before = kept.at(&row.subject, &row.point)?.median(WHOLE);
-            let now = row.median(WHOLE);
-            (now > before * (1.0 + tolerance / 100.0))
-                .then(|| format!("{}: {before} to {now}", place(row)))
-        })
-        .collect()
 }
 
 #[cfg(test)]
@@ -168,16 +115,15 @@ mod tests {
 
     #[test]
     fn only_our_own_paths_are_kept_from_growing() {
-        let kept = paths(1000.0, 1000.0);
-        assert!(longer_than(&paths(1029.0, 5000.0), &kept, 3.0).is_empty());
-        assert_eq!(longer_than(&paths(1031.0, 900.0), &kept, 3.0).len(), 1);
+        let paths = paths(1000.0, 1000.0);
+        let subjects = Vec::from_iter(ours(&paths).map(|row| row.subject.as_str()));
+        assert_eq!(subjects, [KERNEL]);
     }
 
     #[test]
     fn the_kept_path_lengths_can_be_read() {
-        let report = read(super::super::KEPT).unwrap();
-        assert!(kernel_of(&report).is_some());
-        let kept = paths_of(report).unwrap();
+        let sections = super::super::KEPT.report().unwrap().sections;
+        let kept = &sections.iter().find(|section| section.title == TITLE).unwrap().rows;
         let at = |who: Who, depth: u16| kept.at(who.name(), &one(depth));
         assert!(at(Who::Kernel, 1).is_some() && at(Who::Uring, 32).is_some());
     }

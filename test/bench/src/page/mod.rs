@@ -237,7 +237,7 @@ mod tests {
         for part in &mut parts.0 {
             part.report = match part.name {
                 NATIVE => Some(native()),
-                "icount" if lab => Some(serde_json::from_str(crate::icount::KEPT).unwrap()),
+                "icount" if lab => Some(crate::icount::KEPT.report().unwrap()),
                 _ => None,
             };
         }

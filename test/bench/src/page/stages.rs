@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The parts of one request, in instructions.
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use kit::report::{Report, Section};
 
 use super::document::{Block, Table};
@@ -54,7 +54,7 @@ pub(super) fn blocks(parts: &Parts) -> Result<Vec<Block>> {
         }
         return Ok(blocks);
     }
-    let kept: Report = serde_json::from_str(KEPT).context("the kept path lengths are no report")?;
+    let kept = KEPT.report()?;
     let date = kept.setup.iter().find(|(name, _)| name == "date");
     let date = date.map_or("an unknown date", |(_, date)| date);
     blocks.push(Block::Heading(3, format!("{PATHS_TITLE}: kept base lines of {date}")));

@@ -10,6 +10,7 @@ use std::path::PathBuf;
 
 use anyhow::{Result, bail};
 use bench::changes::Baseline;
+use bench::kept::Kept;
 use clap::Args as ClapArgs;
 use kit::metric::{Figures, P50, Set};
 use kit::report::Report;
@@ -23,6 +24,16 @@ use crate::guest::machine::backing::Backing;
 use crate::guest::machine::disk::{Disk, Plug};
 use crate::guest::mode::{Driver, Mode, unload};
 use crate::guest::system::{read, write};
+
+/// The reference for `--check`: its own output of `--json`.
+const KEPT: Kept = Kept {
+    file: "test/cases/src/guest/measure/path-lengths.json",
+    text: include_str!("path-lengths.json"),
+    title: "Path lengths",
+    metric: INSTRUCTIONS,
+};
+/// Percent by which a path may grow.
+const TOLERANCE: f64 = 3.0;
 
 /// Options of `cases guest-icount`.
 #[derive(Clone, Debug, ClapArgs)]
@@ -38,6 +49,10 @@ pub(crate) struct Args {
     json: Option<PathBuf>,
     #[command(flatten)]
     baseline: Baseline,
+    /// Only compare with the path lengths kept in `test/cases/src/guest/measure/path-lengths.json`: batches of the
+    /// generator, by interrupts. A path that is longer by more than 3 % is a failure
+    #[arg(long)]
+    check: bool,
     /// Measure even though the clock does not count instructions
     #[arg(long)]
     any_clock: bool,
@@ -55,6 +70,14 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let length = Length::Requests(args.requests);
     let direct = |rw: &str, depth| Load::direct(rw, 4096, depth, length);
     let fixed = |operation, depth, batch| Load::fixed(operation, depth, batch, args.requests);
+    let batches = [
+        fixed(Operation::Read, 32, 16),
+        fixed(Operation::Read, 32, 32),
+        fixed(Operation::Write, 32, 16),
+    ];
+    if args.check {
+        return check(args, &disk, batches, &machine);
+    }
     let loads = [
         direct("randread", 1),
         direct("randread", 32),
@@ -63,11 +86,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         direct("randwrite", 32),
         fixed(Operation::Read, 1, 1),
         fixed(Operation::Read, 32, 1),
-        fixed(Operation::Read, 32, 16),
-        fixed(Operation::Read, 32, 32),
-        fixed(Operation::Write, 32, 16),
     ];
-    let work: Vec<Work<'_>> = loads.into_iter().map(|load| (RAM, &disk, load)).collect();
+    let loads = loads.into_iter().chain(batches);
+    let work: Vec<Work<'_>> = loads.map(|load| (RAM, &disk, load)).collect();
     let mut set = compare(&work, Mode::ALL, args.rounds, instructions)?;
     floors(&work, args, &mut set)?;
     let method = "Everything from one request of 4 KiB to the next, fio included; QEMU's own work \
@@ -81,6 +102,21 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     report.sections.push(section("Instructions", method, INSTRUCTIONS, &set));
     report.publish(args.json.as_deref())?;
     earlier.judge(&report)
+}
+
+/// Compares both paths with the kept ones, where two runs agree: by interrupts, in batches.
+fn check<const N: usize>(
+    args: &Args,
+    disk: &Disk<'_>,
+    loads: [Load; N],
+    machine: &Machine,
+) -> Result<()> {
+    let work: Vec<Work<'_>> = loads.into_iter().map(|load| (RAM, disk, load)).collect();
+    let set = compare(&work, &[Mode::Request, Mode::Bio], args.rounds, instructions)?;
+    let mut report = Report::new("The guest's driver: set-up", setup(machine)?);
+    report.sections.push(section(KEPT.title, "", INSTRUCTIONS, &set));
+    report.publish(args.json.as_deref())?;
+    KEPT.check(set.rows(), &bench::setup::kernel(), TOLERANCE)
 }
 
 /// Instructions and latency of a load.
