@@ -105,7 +105,10 @@ static int vhost_blk_open_bdev(struct vhost_blk_backend *be)
 	/* vhost_blk_dead_work() takes be->lock. */
 	if (READ_ONCE(be->dead))
 		return -ENODEV;
-	/* The page cache of the device is not used from here on. A guest must not miss its writes. */
+	/*
+	 * The page cache of the device is not used from here on. Earlier writes that it has lost
+	 * are told once, by this error.
+	 */
 	err = sync_blockdev(be->bdev);
 	if (err)
 		return err;

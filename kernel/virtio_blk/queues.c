@@ -124,7 +124,7 @@ int virtblk_find_queues(struct virtblk *blk)
 	struct irq_affinity affinity = { };
 	struct virtqueue_info *infos;
 	struct virtqueue **vqs;
-	unsigned int i;
+	unsigned int i, size;
 	int err = -ENOMEM;
 
 	infos = kcalloc(blk->queue_count, sizeof(*infos), GFP_KERNEL);
@@ -148,15 +148,18 @@ int virtblk_find_queues(struct virtblk *blk)
 	}
 	/*
 	 * The disk's limits are those of the rings at probe. The virtio core halves a ring for
-	 * which it finds no memory, which is likely in a resume. With indirect tables a request
-	 * takes one descriptor, and fits still.
+	 * which it finds no memory, which is likely in a resume. A request with an indirect table
+	 * takes one descriptor. The bio path must do without a table if there is no memory.
 	 */
-	if (!virtio_has_feature(blk->vdev, VIRTIO_RING_F_INDIRECT_DESC) &&
-	    virtblk_ring_size(blk) < blk->ring_size) {
-		dev_err(&blk->vdev->dev, "rings of %u descriptors; they had %u before\n",
-			virtblk_ring_size(blk), blk->ring_size);
-		virtblk_del_queues(blk, blk->vdev);
-		err = -EINVAL;
+	size = virtblk_ring_size(blk);
+	if (size < blk->ring_size) {
+		dev_warn(&blk->vdev->dev, "rings of %u descriptors; they had %u before\n", size,
+			 blk->ring_size);
+		if (blk->use_bio ||
+		    !virtio_has_feature(blk->vdev, VIRTIO_RING_F_INDIRECT_DESC)) {
+			virtblk_del_queues(blk, blk->vdev);
+			err = -EINVAL;
+		}
 	}
 out:
 	kfree(vqs);

@@ -60,16 +60,18 @@ static u8 virtblk_no_status(struct virtio_device *vdev)
 static struct virtblk_hidden_status *virtblk_hidden_of(const struct virtio_config_ops *real)
 {
 	struct virtblk_hidden_status *hidden;
+	struct virtio_config_ops ops = *real;
 
+	ops.get_status = virtblk_no_status;
 	mutex_lock(&virtblk_hidden_mutex);
+	/* A transport that was loaded again may have other operations at the same address. */
 	list_for_each_entry(hidden, &virtblk_hidden, list)
-		if (hidden->real == real)
+		if (hidden->real == real && !memcmp(&hidden->ops, &ops, sizeof(ops)))
 			goto out;
 	hidden = kmalloc(sizeof(*hidden), GFP_KERNEL);
 	if (!hidden)
 		goto out;
-	hidden->ops = *real;
-	hidden->ops.get_status = virtblk_no_status;
+	hidden->ops = ops;
 	hidden->real = real;
 	list_add(&hidden->list, &virtblk_hidden);
 out:

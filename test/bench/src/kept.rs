@@ -44,6 +44,9 @@ impl Kept {
         }
         let kept = self.paths_of(report)?;
         let rows = Vec::from_iter(rows);
+        if rows.is_empty() {
+            bail!("no path of {file} was measured");
+        }
         if let Some(row) = rows.iter().find(|row| kept.at(&row.subject, &row.point).is_none()) {
             bail!("{file} has none for {}", place(row));
         }

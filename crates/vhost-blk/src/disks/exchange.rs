@@ -302,7 +302,7 @@ pub(super) fn replacement<C: TargetUser>(
     commit: Box<dyn FnOnce() -> Result<(), String> + Send>,
 ) -> Result<Replacement, String> {
     let checked = Arc::clone(layers);
-    acts.on_old(SYNC, move || checked.check_writes().map_err(lost))?;
+    acts.on_old(SYNC, move |_| checked.check_writes().map_err(lost))?;
     replacement_with(opened, layers, new, commit, Bitmaps::GoOn)
 }
 

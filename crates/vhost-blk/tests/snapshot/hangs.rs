@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Storage that hangs, as its file system is frozen and what changes it waits: a backing file while an image is
-//! merged into it, the place of an overlay, and an image that gets its mark. The other files are on another one.
+//! merged into it, and the place of an overlay. The image is on another one.
 
 use crate::mount::{Frozen, Mount, may_not_mount, run};
 use crate::rig::Rig;
@@ -182,31 +182,4 @@ fn an_overlay_that_hangs_while_it_is_made_holds_neither_the_disk_nor_another_one
     assert!(!mount.path("over").exists());
     rig.ok(&words);
     assert!(content(&mut device).iter().all(|found| *found == 8));
-}
-
-#[test]
-fn an_image_that_hangs_while_it_is_marked_stays_in_use_and_loses_the_mark() {
-    if may_not_mount() {
-        return;
-    }
-    let rig = Rig::new();
-    let mount = Mount::ext4(rig.place.dir.path(), 64);
-    let path = mount.path("a.img");
-    run(&["truncate", "-s", "16M", text(&path)]);
-    add(&rig, "a", &format!("--blk-file {}", text(&path)));
-    let mut device = guest(&rig, "a");
-    fill(&mut device, 1);
-    let frozen = Frozen::of(&mount);
-    let line = rig.refused("snapshot a --to b", 1);
-    assert!(line.contains("the mark of the image took more than 5 s"), "{line}");
-    assert!(content(&mut device).iter().all(|found| *found == 1));
-    let line = rig.refused("snapshot a --to c", 1);
-    assert!(line.contains("the target of its last snapshot does not answer"), "{line}");
-    drop(frozen);
-    fill(&mut device, 2);
-    rig.place.wait_until("the removal of the overlay", || !rig.path("b").exists());
-    assert_eq!(mark(&path), None);
-    rig.place.wait_until("the end of the thread", || rig.ctl("snapshot a --to c").status.success());
-    assert_eq!(mark(&path), Some(rig.path("c")));
-    assert!(content(&mut device).iter().all(|found| *found == 2));
 }

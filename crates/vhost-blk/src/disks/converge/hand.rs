@@ -23,6 +23,7 @@ use backend::Disk;
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::Duration;
@@ -204,18 +205,25 @@ impl<C: TargetUser> Acts<C> {
         answer
     }
 
-    /// Lets the thread work on the old storage of the drained disk. If that hangs, the guest goes on in it. `what`:
-    /// the work, for the error.
+    /// Lets the thread work on the old storage of the drained disk. If that hangs, the guest goes on in it; the
+    /// work gets a check that fails then. `what`: the work, for the error.
     ///
     /// # Errors
     /// Cause and remedy.
     pub(in crate::disks) fn on_old<T: Send + 'static>(
         &self,
         what: &str,
-        act: impl FnOnce() -> Result<T, String> + Send + 'static,
+        act: impl FnOnce(&dyn Fn() -> Result<(), String>) -> Result<T, String> + Send + 'static,
     ) -> Result<T, String> {
-        let done = self.there(()).act(|()| act(), DRAINED_MAX);
+        let is_late = Arc::new(AtomicBool::new(false));
+        let late = Arc::clone(&is_late);
+        let check = move || match late.load(Ordering::Acquire) {
+            false => Ok(()),
+            true => Err(C::WORDS.cancelled.to_owned()),
+        };
+        let done = self.there(()).act(move |()| act(&check), DRAINED_MAX);
         done.unwrap_or_else(|| {
+            is_late.store(true, Ordering::Release);
             let limit = DRAINED_MAX.as_secs();
             Err(format!(
                 "{what} took more than {limit} s, and the guest goes on as before; check the storage of its image, \
@@ -225,7 +233,7 @@ impl<C: TargetUser> Acts<C> {
     }
 
     /// Makes a value one that has its end in the thread.
-    pub(in crate::disks) fn there<T: Send + 'static>(&self, value: T) -> There<T> {
+    pub(super) fn there<T: Send + 'static>(&self, value: T) -> There<T> {
         let acts = self.0.clone();
         let run = Arc::new(move |act: Job| {
             let act: Act<C> = Box::new(move |_| act());

@@ -57,7 +57,7 @@ const LOOK: Duration = Duration::from_millis(20);
 /// a backup.
 pub(crate) const STUCK: Duration = Duration::from_secs(5);
 /// Longest time in which the drained disk waits for its new storage.
-pub(super) const DRAINED_MAX: Duration = STUCK;
+const DRAINED_MAX: Duration = STUCK;
 
 /// Takes the place of the storage of a disk.
 pub(super) trait Exchanged: TargetUser {

@@ -212,3 +212,23 @@ fn a_last_act_that_comes_too_late_opens_nothing() {
     assert!(hand.close());
     assert!(!is_opened.load(Ordering::Relaxed));
 }
+
+#[test]
+fn old_storage_that_hangs_does_not_hold_the_drained_disk_and_is_not_changed_later() {
+    let open = || Ok(Slow(Rate::default(), Arc::default()));
+    let hand = Hand::start(String::new(), Arc::new(()), open, || true).unwrap();
+    let (answers, storage) = channel::<()>();
+    let (changes, changed) = channel();
+    let told = hand.acts().on_old("the sync of the image", move |is_wanted| {
+        storage.recv().unwrap();
+        is_wanted()?;
+        changes.send(()).unwrap();
+        Ok(())
+    });
+    assert!(
+        told.unwrap_err().starts_with("the sync of the image took more than 5 s, and the guest")
+    );
+    answers.send(()).unwrap();
+    assert_eq!(hand.acts().on_old("the next act", |is_wanted| is_wanted().map(|()| 7)), Ok(7));
+    assert!(changed.recv().is_err(), "the storage was changed");
+}

@@ -12,7 +12,6 @@
 //!
 //! No step after the third writes to the image, and the overlay is written only after it.
 
-mod mark;
 mod overlay;
 mod plan;
 
@@ -30,7 +29,6 @@ use crate::options::DiskArgs;
 use crate::values::Format;
 use backend::Disk;
 use backend::file::File as ImageFile;
-use mark::NewMark;
 use overlay::Overlay;
 use plan::Plan;
 use qcow2::inspect::{self, FileFacts};
@@ -260,8 +258,10 @@ impl Change {
         new: Sender<exchange::New>,
     ) -> Result<Replacement, String> {
         let (old, top, qcow2) = (Arc::clone(old), Arc::clone(&self.top), self.qcow2.clone());
-        let image = acts.on_old(SYNC, move || {
+        let image = acts.on_old(SYNC, move |is_wanted| {
             synced(&*old)?;
+            // The guest may go on in the image by now.
+            is_wanted()?;
             settled(qcow2.as_deref())?;
             identity(&top)
         })?;
@@ -272,45 +272,53 @@ impl Change {
             Ok(New { opened, rest_bytes: None, made: made.overlay })
         });
         let (opened, overlay) = last.wait(&self.name)?;
-        let (layers, of_commit) = (Arc::clone(&self.layers), acts.clone());
+        let layers = Arc::clone(&self.layers);
         let commit = move || {
-            self.commit(&of_commit)?;
+            self.commit()?;
             overlay.into_inner().into_iter().for_each(Overlay::keep);
             Ok(())
         };
         replacement(acts, opened, &layers, &new, Box::new(commit))
     }
 
-    /// Marks the image, and replaces the configuration file.
-    fn commit<C: TargetUser>(self, acts: &Acts<C>) -> Result<(), String> {
+    /// Marks the image, and replaces the configuration file. The mark has no limit: the guest must not go on in an
+    /// image with a mark that comes late.
+    fn commit(self) -> Result<(), String> {
         let Change { top, mark, config, .. } = self;
-        let mark = mark.map(|overlay| NewMark::set(acts, &top, overlay)).transpose()?;
-        match config.map_or(Ok(()), |config| config.replace(mark.is_some())) {
-            Ok(()) => {
-                mark.into_iter().for_each(NewMark::keep);
-                Ok(())
-            }
-            Err(told) => Err(match mark {
-                Some(mark) => mark.remove(told),
-                None => told,
-            }),
+        let is_marked = mark.is_some();
+        if let Some(overlay) = mark
+            && let Err(error) = top.mark(&overlay)
+        {
+            return Err(unmark(&top, format!("the image cannot be marked: {error}")));
         }
+        match config.map(|config| config.replace(is_marked)) {
+            Some(Err(told)) if is_marked => Err(unmark(&top, told)),
+            Some(Err(told)) => Err(told),
+            Some(Ok(())) | None => Ok(()),
+        }
+    }
+}
+
+/// Removes the mark of an image that stays in use. Returns the cause of this with the remedy.
+fn unmark(top: &ImageFile, told: String) -> String {
+    match top.overlay() {
+        Ok(None) => format!("{told}; check its file system, or give --no-mark"),
+        _ => match top.unmark() {
+            Ok(()) => format!("{told}; check the file system and the permissions"),
+            Err(error) => format!(
+                "{told}, and the mark of the image stays: {error}; remove it with `{}` before the next \
+                 start of the disk",
+                top.unmarking()
+            ),
+        },
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::disks::converge::Sign;
     use crate::disks::kept::Earlier;
     use backend::FileOptions;
-
-    struct Nothing;
-
-    impl TargetUser for Nothing {
-        const WORDS: Words = Words { thread: "nothing", target: "target", cancelled: CANCELLED };
-        type Error = Infallible;
-    }
 
     #[test]
     fn a_change_that_cannot_be_recorded_leaves_no_mark() {
@@ -336,9 +344,7 @@ mod tests {
             mark,
             config: Some(config),
         };
-        let sign: Sign = Arc::new(());
-        let hand = Hand::start(String::new(), sign, || Ok(Nothing), || true).unwrap();
-        let told = change.commit(hand.acts()).unwrap_err();
+        let told = change.commit().unwrap_err();
         assert!(told.contains("a.toml cannot be replaced") && told.contains("; check"), "{told}");
         assert_eq!(top.overlay().unwrap(), None);
     }

@@ -51,7 +51,7 @@ pub(crate) struct Args {
     baseline: Baseline,
     /// Only compare with the path lengths kept in `test/cases/src/guest/measure/path-lengths.json`: batches of the
     /// generator, by interrupts. A path that is longer by more than 3 % is a failure
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["any_clock", "baseline", "keep_goals"])]
     check: bool,
     /// Measure even though the clock does not count instructions
     #[arg(long)]
