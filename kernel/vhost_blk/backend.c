@@ -106,8 +106,8 @@ static int vhost_blk_open_bdev(struct vhost_blk_backend *be)
 	if (READ_ONCE(be->dead))
 		return -ENODEV;
 	/*
-	 * The page cache of the device is not used from here on. Earlier writes that it has lost
-	 * are told once, by this error.
+	 * The page cache of the device is not used from here on. An error reports earlier writes
+	 * that it has lost, once.
 	 */
 	err = sync_blockdev(be->bdev);
 	if (err)
