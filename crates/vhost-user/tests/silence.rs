@@ -84,12 +84,18 @@ fn a_live_connection_behind_a_closed_one_is_served() {
     assert!(waiting.reply(common::LIMIT).unwrap().value().is_some());
 }
 
-#[test]
-fn a_front_end_that_reads_no_answers_is_disconnected() {
-    let daemon = Daemon::of(mem());
+/// A front-end that has filled the socket with answers that it does not read.
+fn deaf(daemon: &Daemon) -> RawChannel {
     let deaf = daemon.raw();
     deaf.stream().set_write_timeout(Some(Duration::from_millis(100))).unwrap();
     while deaf.message(GET_FEATURES, &[], &[]).is_ok() {}
+    deaf
+}
+
+#[test]
+fn a_front_end_that_reads_no_answers_is_disconnected() {
+    let daemon = Daemon::of(mem());
+    let _deaf = deaf(&daemon);
     let why = daemon.next_outcome().unwrap_err();
     assert!(why.contains("has read no answer"), "{why}");
     daemon.connect(&Options::default()).write(0, &[1; 512]).unwrap();
@@ -133,9 +139,7 @@ fn an_incomplete_message_delays_no_command() {
 #[test]
 fn a_front_end_that_reads_no_answers_delays_no_command() {
     let daemon = Daemon::of(mem());
-    let deaf = daemon.raw();
-    deaf.stream().set_write_timeout(Some(Duration::from_millis(100))).unwrap();
-    while deaf.message(GET_FEATURES, &[], &[]).is_ok() {}
+    let deaf = deaf(&daemon);
     command_twice(&daemon);
     assert!(deaf.reply(common::LIMIT).unwrap().value().is_some());
 }

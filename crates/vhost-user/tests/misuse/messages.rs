@@ -83,6 +83,25 @@ fn a_message_in_single_bytes_is_understood() {
 }
 
 #[test]
+fn a_payload_behind_a_header_with_descriptors_is_understood() {
+    let table = [words(&[1, 0]), longs(&[0, MEMORY_BYTES, USER, 0])].concat();
+    once(Mischief::negotiated, |m| {
+        let messages = [
+            (SET_MEM_TABLE, table.clone(), m.memory_fd()),
+            (SET_VRING_CALL, longs(&[0]), m.eventfd.as_fd_()),
+        ];
+        for (code, payload, fd) in messages {
+            let flags = FLAG_VERSION | FLAG_NEED_REPLY;
+            m.channel.send_bytes(&words(&[code, flags, payload.len() as u32]), &[fd]).unwrap();
+            let (part, rest) = payload.split_at(4);
+            m.channel.send_bytes(part, &[]).unwrap();
+            m.channel.send_bytes(rest, &[]).unwrap();
+            assert_eq!(m.channel.reply(LIMIT).unwrap().value(), Some(0));
+        }
+    });
+}
+
+#[test]
 fn out_of_band_bytes_are_refused_at_once() {
     let whole = [words(&[SET_STATUS, FLAG_VERSION, 8]), longs(&[3])].concat();
     let config = words(&[GET_CONFIG, FLAG_VERSION, 1]);
