@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The thread that works on the new storage of a copy. No other thread of the process does: a storage that
-//! hangs keeps nothing else waiting.
+//! hangs keeps nothing else waiting. It also waits for the old storage of a drained disk ([`Acts::on_old`]).
 //!
 //! | State | Begins | Next |
 //! |---|---|---|

@@ -37,7 +37,7 @@ impl Worker {
         .map_err(refused)?;
         self.source.check_writes().map_err(Unfinished::Ended)?;
         end.converge()?;
-        // From the look at the configuration to the end, at most DRAIN_MAX and DRAINED_MAX.
+        // From the look at the configuration to the end: DRAIN_MAX, and DRAINED_MAX for each wait before the mark.
         let act = format!("the end of the mirror of the disk {}", self.source.name);
         let no_reload = end.no_reload(&self.disks, &act)?;
         let source = self.source()?;

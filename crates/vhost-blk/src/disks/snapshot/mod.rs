@@ -170,7 +170,7 @@ impl Disks {
         let (plan, needs) = made.map_err(Unfinished::told)?;
         let what = format!("{WHAT} {name}");
         let act = format!("a snapshot of the disk {name}");
-        // From the look at the configuration to the end, at most DRAIN_MAX and DRAINED_MAX for each step after it.
+        // From the look at the configuration to the end: DRAIN_MAX, and DRAINED_MAX for each wait before the mark.
         let turn = self.turn(&what, act, &mut || go_on());
         let turn = turn.map_err(|failure| format!("{}; {}", failure.why, failure.remedy))?;
         let source = self.source(name, WHAT).map_err(|failure| failure.to_string())?;

@@ -75,8 +75,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         fixed(Operation::Read, 32, 32),
         fixed(Operation::Write, 32, 16),
     ];
+    let work_of = |load| (RAM, &disk, load);
     if args.check {
-        return check(args, &disk, batches, &machine);
+        return check(args, &batches.map(work_of), &machine);
     }
     let loads = [
         direct("randread", 1),
@@ -87,8 +88,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         fixed(Operation::Read, 1, 1),
         fixed(Operation::Read, 32, 1),
     ];
-    let loads = loads.into_iter().chain(batches);
-    let work: Vec<Work<'_>> = loads.map(|load| (RAM, &disk, load)).collect();
+    let work: Vec<Work<'_>> = loads.into_iter().chain(batches).map(work_of).collect();
     let mut set = compare(&work, Mode::ALL, args.rounds, instructions)?;
     floors(&work, args, &mut set)?;
     let method = "Everything from one request of 4 KiB to the next, fio included; QEMU's own work \
@@ -105,14 +105,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 }
 
 /// Compares both paths with the kept ones, where two runs agree: by interrupts, in batches.
-fn check<const N: usize>(
-    args: &Args,
-    disk: &Disk<'_>,
-    loads: [Load; N],
-    machine: &Machine,
-) -> Result<()> {
-    let work: Vec<Work<'_>> = loads.into_iter().map(|load| (RAM, disk, load)).collect();
-    let set = compare(&work, &[Mode::Request, Mode::Bio], args.rounds, instructions)?;
+fn check(args: &Args, work: &[Work<'_>], machine: &Machine) -> Result<()> {
+    let set = compare(work, &[Mode::Request, Mode::Bio], args.rounds, instructions)?;
     let mut report = Report::new("The guest's driver: set-up", setup(machine)?);
     report.sections.push(section(KEPT.title, "", INSTRUCTIONS, &set));
     report.publish(args.json.as_deref())?;
