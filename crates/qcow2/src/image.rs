@@ -272,7 +272,8 @@ impl Image {
             Mapping::Special { layer, .. } if std::ptr::eq(layer, &self.access) => {
                 Ok(Piece::Data(self.copy(at, found)?))
             }
-            _ => Ok(Piece::Below(found)),
+            // A raw backing file may end within a sector, and the guest may change its cluster before the next piece.
+            _ => Ok(Piece::Below(found.next_multiple_of(SECTOR).min(len))),
         }
     }
 

@@ -131,3 +131,31 @@ fn pieces_of_one_cluster_of_the_backing_file_keep_each_other() {
         }
     }
 }
+
+/// The first piece ends with the raw file; then the guest writes to the cluster with that end.
+#[test]
+fn a_raw_backing_file_that_ends_within_a_sector_leaves_whole_sectors_to_copy() {
+    let directory = directory();
+    let (top, base) = (directory.path().join("top.qcow2"), directory.path().join("base.raw"));
+    std::fs::write(&base, vec![9; MIB as usize + 4097]).expect("a raw file");
+    let create = ["create", "-qf", "qcow2", "-b", "base.raw", "-F", "raw", "top.qcow2", "8M"];
+    qemu_ok("qemu-img", directory.path(), &create);
+    let disk = Arc::new(open(&top).expect("it opens"));
+    let mut rig = rig(&disk);
+    let merge = Merge::open(Arc::clone(&disk), &base, false, AllowBacking::SameDir);
+    let (mut merge, mut range) = (merge.expect("it opens"), 0..8 * MIB);
+    merge.grow(8 * MIB).expect("it grows");
+    while range.start <= MIB {
+        merge.copy_piece(&mut range, MIB).expect("a piece below");
+    }
+    rig.write(MIB, &vec![1; 64 << 10]);
+    while !range.is_empty() {
+        merge.copy_piece(&mut range, MIB).expect("a piece of the changed cluster");
+    }
+    let mut changed = MIB..MIB + (64 << 10);
+    while !changed.is_empty() {
+        merge.copy_piece(&mut changed, MIB).expect("a copy");
+    }
+    merge.sync().expect("a sync");
+    assert!(std::fs::read(&base).expect("a file") == rig.read(0, 8 << 20));
+}
