@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `bench density`: many lightly loaded disks, in one daemon and in a process each: memory, CPU while
-//! nothing happens, latency and CPU of rare requests.
+//! nothing happens, latency and CPU of rare requests; and a busy disk beside a stalled one.
 
 mod fleet;
+mod stalled;
 
 use std::path::PathBuf;
 use std::thread::sleep;
@@ -70,10 +71,13 @@ pub fn run(args: &Args) -> Result<()> {
         }
         eprintln!("bench: density, round {round} of {}", args.rounds);
     }
+    let (mut beside, window) = (Set::default(), Duration::from_secs_f64(args.seconds));
+    stalled::measure(&programs.ours, args.rounds, window, &mut beside)?;
     let mut report = Report::new("Density", setup::describe());
     report.left_out = left_out;
     report.goals = goals(&set);
-    report.sections.push(section(&set));
+    report.goals.extend(stalled::goals(&beside));
+    report.sections.extend([section(&set), stalled::section(&beside)]);
     report.publish(args.json.as_deref())
 }
 

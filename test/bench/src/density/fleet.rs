@@ -14,7 +14,7 @@ use crate::one_daemon::{self, OneDaemon};
 use crate::server::{OURS, Server, Settings, Storage};
 
 /// Size of each disk.
-const SIZE_BYTES: u64 = 1 << 30;
+pub(super) const SIZE_BYTES: u64 = 1 << 30;
 
 /// A way to serve the disks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,7 +50,7 @@ impl Kind {
 /// The programs that serve.
 #[derive(Clone, Debug)]
 pub(super) struct Programs {
-    ours: PathBuf,
+    pub(super) ours: PathBuf,
     qsd: Option<String>,
 }
 

@@ -2,7 +2,7 @@
 //! `bench report`: one page from the JSON of all parts.
 //!
 //! * `parts`: the files.
-//! * `cells`: comparisons with peers and with the bare device.
+//! * `cells`, `reasons`: comparisons with peers and with the bare device, and why some are behind.
 //! * `tables`, `charts`, `stages`, `timeline`, `seeds`: the contents.
 //! * `model`, `costs`: a prediction for real hardware.
 //! * `readme`, `figure`: the table and the figure of the README.
@@ -18,6 +18,7 @@ mod flow;
 mod model;
 mod parts;
 mod readme;
+mod reasons;
 mod seeds;
 mod stages;
 mod tables;
@@ -109,9 +110,10 @@ fn head(parts: &Parts) -> Vec<Block> {
     let mut blocks = missing(parts);
     blocks.push(Block::Heading(2, "Worst cells".to_owned()));
     blocks.push(Block::Text(format!(
-        "{} of {compared} cells are behind their best peer (ratio of the median rates below 1.0). \
-         Ratios of one run only; a difference within the spread is no result.",
-        behind.len()
+        "{} of {compared} cells are behind their best peer (ratio of the median rates below 1.0). {} \
+         Ratios of one run only.",
+        behind.len(),
+        reasons::summary(&behind)
     )));
     if !behind.is_empty() {
         blocks.push(Block::Table(tables::cells(&behind)));
@@ -127,6 +129,9 @@ fn head(parts: &Parts) -> Vec<Block> {
         None => blocks.push(Block::Text("The part without a VM was not measured.".to_owned())),
     }
     blocks.push(Block::Heading(2, "Goals".to_owned()));
+    blocks.push(Block::Text(
+        "Reasons and profiles for missed goals are in `docs/measurements/misses.md`.".to_owned(),
+    ));
     blocks.push(Block::Table(tables::goals(parts)));
     blocks
 }
@@ -274,7 +279,9 @@ mod tests {
         let place =
             "Measurements: block 512, client event, depth 1, load read, queues 1, storage disk";
         assert!(
-            worst.contains(&format!("| native | ours | {place} | 0.80 | qsd native | - |")),
+            worst.contains(&format!(
+                "| native | ours | {place} | 0.80 | qsd native | - | NOT EXPLAINED |"
+            )),
             "{worst}"
         );
         assert!(

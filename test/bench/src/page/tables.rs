@@ -9,6 +9,7 @@ use kit::report::Report;
 use super::cells::{Cell, is_peer};
 use super::document::Table;
 use super::parts::Parts;
+use super::reasons::Reason;
 
 /// Digits that a figure of any size deserves.
 fn figure(value: f64) -> String {
@@ -70,10 +71,17 @@ fn summary(values: &[f64]) -> [String; 2] {
     [figure(middle), format!("{spread:.0} %")]
 }
 
-/// Cells with their ratios.
+/// Cells that are behind, with their ratios and reasons.
 pub(super) fn cells(cells: &[Cell<'_>]) -> Table {
-    let head =
-        ["part", "subject", "point", "over the best peer", "best peer", "over the bare device"];
+    let head = [
+        "part",
+        "subject",
+        "point",
+        "over the best peer",
+        "best peer",
+        "over the bare device",
+        "reason",
+    ];
     let mut table = Table::new(&head);
     for cell in cells {
         table.rows.push(vec![
@@ -83,6 +91,7 @@ pub(super) fn cells(cells: &[Cell<'_>]) -> Table {
             ratio(cell.ratio()),
             cell.peer.map_or("-".to_owned(), |peer| peer.subject.clone()),
             ratio(cell.of_device()),
+            Reason::of(cell).text(),
         ]);
     }
     table
