@@ -31,17 +31,18 @@ cargo run --quiet --release -p bench -- --all-loads --storage file,disk,null --j
 failed=0
 # The other directory of a real disk, if ARGS names one.
 dir=$(echo " ${ARGS:-} " | sed -n 's/.* --dir[ =]\([^ ]*\) .*/--dir=\1/p')
-# other NAME OPTIONS...: a further part without a VM; a failure does not stop the others
+# other NAME ARGUMENTS...: a further part without a VM; a failure does not stop the others
 other() {
     name=$1
     shift
-    cargo run --quiet --release -p bench -- "$name" --json "$raw/others/$name.json" "$@" \
+    cargo run --quiet --release -p bench -- "$@" --json "$raw/others/$name.json" \
         >"$raw/others/$name.md" || { echo "report: $name failed" >&2; failed=1; }
 }
-other density ${quick:+--disks 1,16,64 --rounds 1 --seconds 1}
-other operations ${quick:+--disks 1,16 --windows 3}
+other density density ${quick:+--disks 1,16,64 --rounds 1 --seconds 1}
+other operations operations ${quick:+--disks 1,16 --windows 3}
 # shellcheck disable=SC2086 # the option and its value
-other timeline $dir ${quick:+--seconds 0.3 --warm-up 0.7 --size-mib 256}
+other timeline timeline $dir ${quick:+--seconds 0.3 --warm-up 0.7 --size-mib 256}
+[ "$quick" ] || other qcow2 --qcow2 --storage file --op randread,randwrite --no-scaling
 if [ "$parts" = all ]; then
     scripts/setup.sh build lab
     cargo build --release -p lab -p cases

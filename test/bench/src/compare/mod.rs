@@ -113,6 +113,9 @@ fn file(
     disk::create(&directory, bytes).map(Some)
 }
 
+/// Title of the section of writes into an empty qcow2 image.
+pub(crate) const ALLOCATION_TITLE: &str = "Writes that allocate";
+
 /// Makes the qcow2 images of the files, if they are wanted.
 fn images(settings: &Settings, files: [&Option<NamedTempFile>; 2]) -> Result<Vec<TempPath>> {
     let Some(program) = settings.ours.as_deref().filter(|_| settings.qcow2) else {
@@ -138,7 +141,7 @@ fn report(results: Results) -> Report {
     if !allocation.rows().is_empty() {
         let columns = columns(&allocation, OURS_QCOW2);
         let method = allocation::METHOD;
-        report.sections.push(Section::new("Writes that allocate", method, &allocation, &columns));
+        report.sections.push(Section::new(ALLOCATION_TITLE, method, &allocation, &columns));
     }
     if !scaling.rows().is_empty() {
         let columns = columns(&scaling, OURS);

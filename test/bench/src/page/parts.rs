@@ -18,6 +18,7 @@ pub(super) const ICOUNT: &str = "icount";
 pub(super) const NESTED: &str = "nested";
 pub(super) const GUEST: &str = "guest";
 pub(super) const TIMELINE: &str = "timeline";
+pub(super) const QCOW2: &str = "qcow2";
 /// The same program in a VM.
 pub(super) const STAGES: &str = "stages";
 
@@ -33,11 +34,12 @@ const LAB: [(&str, &str); 8] = [
     ("guest-icount", "instructions of the guest's driver"),
 ];
 
-/// Further parts without a VM, with `bench NAME`.
-const OTHERS: [(&str, &str); 3] = [
-    (DENSITY, "many lightly loaded disks: one daemon, or a process each"),
-    ("operations", "the wait of a busy driver during upgrades, snapshots and others"),
-    (TIMELINE, "where requests spend their time, on a real disk"),
+/// Further parts without a VM: name, subject, and arguments of `bench`.
+const OTHERS: [(&str, &str, &str); 4] = [
+    (DENSITY, "many lightly loaded disks: one daemon, or a process each", "density"),
+    ("operations", "the wait of a busy driver during upgrades, snapshots and others", "operations"),
+    (TIMELINE, "where requests spend their time, on a real disk", "timeline"),
+    (QCOW2, "qcow2 images beside a raw file", "\"--qcow2 --storage file --op randread,randwrite\""),
 ];
 
 /// A part, measured or not.
@@ -79,8 +81,8 @@ impl Parts {
             parts.push(Part { name, about, command, report });
             anyhow::Ok(())
         };
-        for part in OTHERS {
-            add(part, others, format!("make bench ARGS={}", part.0))?;
+        for (name, about, arguments) in OTHERS {
+            add((name, about), others, format!("make bench ARGS={arguments}"))?;
         }
         for part in LAB {
             add(part, lab, format!("make bench-lab ARGS=\"--only {}\"", part.0))?;

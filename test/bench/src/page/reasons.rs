@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Reasons for cells that are behind their best peer.
 //!
-//! A cell whose samples do not differ from the peer's needs none. For the others the reasons that profiles have given
-//! are kept here; their evidence is in `docs/measurements/misses.md`. A cell without one asks for a profile.
+//! A cell whose samples do not differ from the peer's needs none. For the others the reasons that profiles of such cells
+//! have given are kept here; their evidence is in `docs/measurements/misses.md`. A cell without one, or far below those
+//! of the profile, asks for a profile.
 
 use kit::metric::IOPS;
 
 use super::cells::Cell;
-use super::parts::{GUEST, HOST, LOADS, NATIVE, NESTED, QUEUES};
+use super::parts::{GUEST, HOST, LOADS, NATIVE, NESTED, QCOW2, QUEUES};
+use crate::compare::ALLOCATION_TITLE;
 use crate::significance::{ALPHA, p_value};
 
 /// A kept reason, and the cells that it explains.
@@ -16,8 +18,12 @@ struct Kept {
     parts: &'static [&'static str],
     /// Labels of the point, each with the values that have the reason.
     labels: &'static [(&'static str, &'static [&'static str])],
+    /// The section of the parts; empty: all.
+    title: &'static str,
     /// A part of the names of the subjects.
     subject: &'static str,
+    /// The least rate over the peer's that the profile explains.
+    least: f64,
     text: &'static str,
     /// The section of `misses.md` with the evidence.
     section: &'static str,
@@ -26,81 +32,95 @@ struct Kept {
 const SMALL_DEPTHS: &[&str] = &["1", "3", "4"];
 const LARGE_DEPTHS: &[&str] = &["4", "8", "16", "32", "64", "128"];
 
+/// A reason for every cell.
+const ANY: Kept =
+    Kept { parts: &[], labels: &[], title: "", subject: "", least: 1.0, text: "", section: "" };
+
 /// The first one that fits a cell counts.
 const KEPT: [Kept; 10] = [
     Kept {
         parts: &[NATIVE],
         labels: &[("storage", &["disk"]), ("load", &["writeflush"])],
-        subject: "",
+        least: 0.75,
         text: "the flush of the disk takes most of the time, and the peer also syncs once for all",
         section: "`make bench`",
+        ..ANY
     },
     Kept {
         parts: &[NATIVE],
         labels: &[("storage", &["disk"]), ("depth", LARGE_DEPTHS)],
-        subject: "",
+        least: 0.8,
         text: "both have the rate of the disk, which completes a batch with one interrupt",
         section: "`make bench`",
+        ..ANY
     },
     Kept {
-        parts: &[NATIVE],
+        parts: &[NATIVE, QCOW2],
         labels: &[("storage", &["file", "null"]), ("client", &["event"]), ("depth", SMALL_DEPTHS)],
-        subject: "",
+        least: 0.9,
         text: "the wake-up of the client, which sleeps, is most of the time",
         section: "`make bench`",
+        ..ANY
     },
     Kept {
-        parts: &[NATIVE],
-        labels: &[],
+        parts: &[QCOW2],
+        title: ALLOCATION_TITLE,
         subject: "qcow2",
+        least: 0.7,
         text: "writes all over a large image need more tables than the qcow2 library keeps",
         section: "`make bench`",
+        ..ANY
     },
     Kept {
         parts: &[HOST, LOADS],
         labels: &[
-            ("device", &["null_blk, 80 us", "null_blk, 200 us"]),
+            ("device", &["null_blk 80 us", "null_blk 200 us"]),
             ("client", &["event"]),
             ("depth", SMALL_DEPTHS),
         ],
-        subject: "",
+        least: 0.9,
         text: "the virtual CPUs are idle for half of the time: emulated timers and wake-ups",
         section: "`bench host`",
+        ..ANY
     },
     Kept {
         parts: &[HOST],
         labels: &[("device", &["null_blk, poll queues"])],
-        subject: "",
+        least: 0.85,
         text: "null_blk completes in the submission: there is no interrupt to save",
         section: "`bench host`",
+        ..ANY
     },
     Kept {
         parts: &[HOST, LOADS, QUEUES],
         labels: &[("client", &["event"]), ("depth", &["1"])],
-        subject: "",
+        least: 0.9,
         text: "the emulated wake-up of the driver takes longer than a queue polls",
         section: "`bench host`",
+        ..ANY
     },
     Kept {
         parts: &[NESTED],
-        labels: &[],
-        subject: "",
+        least: 0.5,
         text: "the emulation of exits takes nine tenths of a request",
         section: "`cases nested-bench`",
+        ..ANY
     },
     Kept {
         parts: &[GUEST],
-        labels: &[],
         subject: "polled",
+        least: 0.75,
         text: "polling CPUs of the guest take the cores of the thread that serves the disk",
         section: "`cases guest-bench`",
+        ..ANY
     },
     Kept {
         parts: &[GUEST],
-        labels: &[],
         subject: "bio",
+        least: 0.85,
         text: "blk-mq is 6 to 9 % of a request: no path can save more",
         section: "`cases guest-bench`",
+        ..ANY
     },
 ];
 
@@ -139,8 +159,10 @@ impl Kept {
     fn explains(&self, cell: &Cell<'_>) -> bool {
         let fits = |(name, values): &(&str, &[&str])| values.contains(&cell.row.label(name));
         self.parts.contains(&cell.part)
+            && (self.title.is_empty() || self.title == cell.section)
             && cell.row.subject.contains(self.subject)
             && self.labels.iter().all(fits)
+            && cell.ratio().is_some_and(|ratio| ratio >= self.least)
     }
 }
 
@@ -170,6 +192,7 @@ pub(super) fn summary(behind: &[Cell<'_>]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rig::Speed;
     use kit::metric::{Set, point};
 
     const MISSES: &str = include_str!("../../../../docs/measurements/misses.md");
@@ -178,6 +201,16 @@ mod tests {
     fn each_reason_has_its_section_with_the_evidence() {
         for kept in &KEPT {
             assert!(MISSES.contains(&format!("\n## {}\n", kept.section)), "{}", kept.section);
+        }
+    }
+
+    #[test]
+    fn devices_of_reasons_are_those_of_the_measurements() {
+        let names = [Speed::Polled, Speed::Slow(80), Speed::Slow(200)].map(Speed::name);
+        let labels = KEPT.iter().flat_map(|kept| kept.labels);
+        let devices = labels.filter(|(name, _)| *name == "device").flat_map(|(_, values)| *values);
+        for device in devices {
+            assert!(names.iter().any(|name| name == device), "{device}");
         }
     }
 
@@ -200,7 +233,8 @@ mod tests {
         assert_eq!(reason(NATIVE, 1, &ours, &theirs), noise);
         assert_eq!(reason(NATIVE, 1, &[1.0], &[2.0]), "NOT EXPLAINED");
         assert_eq!(reason(NATIVE, 1, &[1.0, 1.1, 1.2, 1.3], &theirs), "NOT EXPLAINED");
-        assert!(reason(NATIVE, 32, &[1.0], &[2.0]).contains("the rate of the disk"));
+        assert!(reason(NATIVE, 32, &[1.8], &[2.0]).contains("the rate of the disk"));
+        assert_eq!(reason(NATIVE, 32, &[1.5], &[2.0]), "NOT EXPLAINED");
         assert!(reason(NESTED, 1, &[1.0], &[2.0]).ends_with("(misses.md, `cases nested-bench`)"));
     }
 }
