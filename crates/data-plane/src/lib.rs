@@ -45,6 +45,7 @@ mod remote;
 mod request_table;
 mod running;
 mod selector;
+mod signals;
 mod stall;
 mod stats;
 mod submit;

@@ -15,13 +15,13 @@ use crate::mail::NewCall;
 use crate::plane::{Coalesce, KeptRequests, QueueSetup, QueueState};
 use crate::region::{QueueRegion, log_no_room, log_resubmits};
 use crate::request_table::{RequestTable, Taken};
+use crate::signals::Signals;
 use crate::stall::{StallChange, StallWatch};
 use crate::stats::QueueStats;
 use crate::trace::QueueTrace;
 use crate::turn::Turn;
 use std::collections::VecDeque;
 use std::fs::File;
-use std::io::Write;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
@@ -47,6 +47,7 @@ pub(crate) struct RunningQueue {
     pub(crate) disk: DiskView,
     pub(crate) kick: Option<File>,
     call: Option<File>,
+    signals: Arc<Signals>,
     pub(crate) stats: QueueStats,
     /// A poll of the kick eventfd is outstanding.
     pub(crate) kick_armed: bool,
@@ -93,7 +94,7 @@ impl RunningQueue {
         mut ring: VirtQueue,
         slow_start: bool,
         (coalesce, poll_max): (Coalesce, Duration),
-        share: Arc<Share>,
+        (share, signals): (Arc<Share>, Arc<Signals>),
     ) -> Self {
         let layout = setup.ring.layout;
         let QueueSetup { index, disk, kick, call, err, region, health, kept, counted, .. } = setup;
@@ -121,6 +122,7 @@ impl RunningQueue {
             disk,
             kick,
             call,
+            signals,
             stats: QueueStats { chains, ..QueueStats::default() },
             kick_armed: false,
             kick_rearms: 0,
@@ -433,11 +435,13 @@ impl RunningQueue {
         }
     }
 
-    /// Signals the call eventfd. A full counter (EAGAIN) means that a call is pending.
+    /// Signals the call eventfd.
     pub(crate) fn call(&mut self) {
-        if let Some(call) = &mut self.call {
-            self.stats.calls += 1;
-            let _ = call.write(&1u64.to_ne_bytes());
+        let Some(call) = &mut self.call else { return };
+        self.stats.calls += 1;
+        if let Err(blocked) = self.signals.signal(call) {
+            self.call = None;
+            self.fault(&blocked);
         }
     }
 

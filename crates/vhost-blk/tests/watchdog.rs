@@ -5,11 +5,14 @@ mod common;
 
 use common::{Daemon, Place, program, run};
 use driver::{Device, Options, Request};
-use std::os::fd::AsRawFd;
+use nix::sys::ptrace;
+use nix::sys::wait::{WaitPidFlag, waitpid};
+use nix::unistd::Pid;
+use std::fs;
 use std::os::unix::net::UnixDatagram;
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
-use vmm_sys_util::eventfd::EventFd;
 
 /// The manager's period: the daemon pings each tenth of a second.
 const PERIOD: &str = "300000";
@@ -69,6 +72,15 @@ fn pings_come_from_a_daemon_without_a_disk() {
     assert_eq!(received(&inbox), "WATCHDOG=1");
 }
 
+/// The number of the only thread of the data plane.
+fn data_plane_thread(daemon: &Daemon) -> Pid {
+    let tasks = format!("/proc/{}/task", daemon.id());
+    let mut tasks = fs::read_dir(tasks).unwrap().map(|task| task.unwrap().path());
+    let is_it = |task: &PathBuf| fs::read_to_string(task.join("comm")).unwrap() == "vhost-blk-0\n";
+    let task = tasks.find(is_it).expect("a thread of the data plane");
+    Pid::from_raw(task.file_name().unwrap().to_str().unwrap().parse().unwrap())
+}
+
 #[test]
 fn pings_stop_while_a_thread_is_stuck() {
     let place = Place::new();
@@ -76,27 +88,20 @@ fn pings_stop_while_a_thread_is_stuck() {
     let inbox = manager(&place, &mut command);
     let mut daemon = Daemon::start(&mut command, &place.socket);
     assert_eq!(received(&inbox), "READY=1");
-    let mut device = Device::connect(&place.socket, &Options::default()).unwrap();
     assert_eq!(received(&inbox), "WATCHDOG=1");
-    // The write to a full eventfd that waits holds the thread.
-    let call = EventFd::new(0).unwrap();
-    device.session().replace_call(0, &call).unwrap();
-    device.config().unwrap(); // the daemon has the eventfd
-    let _ = call.read(); // a new eventfd is signalled once
-    call.write(u64::MAX - 1).unwrap();
-    // UNSAFETY: `EventFd` implements no safe trait of a descriptor.
-    #[expect(unsafe_code)]
-    // SAFETY: the descriptor is open.
-    let result = unsafe { libc::fcntl(call.as_raw_fd(), libc::F_SETFL, libc::O_RDWR) };
-    assert_eq!(result, 0);
-    let layout = device.layout();
-    assert!(device.queue(0).queue().arm_calls());
-    device.queue(0).submit(&Request::write(0, &[1; 512]), &layout).unwrap();
-    daemon.log_line("does not answer");
-    drain(&inbox);
+    // A debugger can stop one thread of a process.
+    let thread = data_plane_thread(&daemon);
+    ptrace::seize(thread, ptrace::Options::empty()).unwrap();
+    ptrace::interrupt(thread).unwrap();
+    waitpid(thread, Some(WaitPidFlag::__WALL)).unwrap();
+    // A ping may precede the stop, and so may a line.
+    while {
+        daemon.log_line("does not answer");
+        drain(&inbox) > 0
+    } {}
     daemon.log_line("does not answer");
     assert_eq!(drain(&inbox), 0);
-    call.read().unwrap();
+    ptrace::detach(thread, None).unwrap();
     assert_eq!(received(&inbox), "WATCHDOG=1");
 }
 

@@ -6,7 +6,6 @@ use crate::plane::{Choices, QueueState};
 use crate::stall::StallChange;
 use std::collections::VecDeque;
 use std::fmt::Display;
-use std::io::Write;
 
 impl RunningQueue {
     /// Handles a ring fault: takes no further chain, signals the front-end, completes the requests
@@ -16,8 +15,10 @@ impl RunningQueue {
         log_fault(self.index, fault);
         self.faulted = true;
         self.resubmit.clear();
-        if let Some(err) = &mut self.err {
-            let _ = err.write(&1u64.to_ne_bytes());
+        if let Some(err) = &mut self.err
+            && self.signals.signal(err).is_err()
+        {
+            self.err = None;
         }
     }
 

@@ -204,13 +204,13 @@ fn a_disk_that_fails_is_listed_with_its_error_and_served_as_soon_as_it_can_be() 
     std::fs::rename(rig.path("part.img"), rig.path("late.img")).unwrap();
     // Without a reload. The failed disk whose file has gone leaves the list, too.
     rig.wait_for("late", "serving");
-    rig.guest("late").write(0, &[1; 512]).unwrap();
     rig.place.wait_until("the end of the failed one", || rig.row("wrong").is_null());
     let mut told = [events.next_event(), events.next_event()].map(|event| {
         (event["disk"].as_str().unwrap().to_owned(), event["event"].as_str().unwrap().to_owned())
     });
     told.sort();
     assert_eq!(told, [("late".into(), "added".into()), ("wrong".into(), "removed".into())]);
+    rig.guest("late").write(0, &[1; 512]).unwrap();
     // Each failure is logged once, and not at each try.
     rig.ok("stop");
     rig.daemon.wait();

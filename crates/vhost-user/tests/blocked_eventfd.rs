@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A front-end that makes a call or err eventfd blocking again, and fills it up, loses its own disk, and nothing else
+//! happens.
+// UNSAFETY: `EventFd` lends its descriptor as a number only.
+#![expect(unsafe_code)]
+
+mod common;
+
+use common::plane::skip_on_kernel;
+use common::{Daemon, LIMIT, Setup, both_rings, mem, pool};
+use driver::{Device, Options, Request, Segment};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use vhost_user::{Answer, Command};
+use vmm_sys_util::eventfd::EventFd;
+
+const REASON: &str = "the kernel signals an eventfd without a wait";
+
+fn is_faulted(daemon: &Daemon) -> bool {
+    let Some(Answer::Status(status)) = daemon.control().ask(Command::Status) else {
+        panic!("the daemon answers");
+    };
+    status.queues[0].running.as_ref().expect("the queue runs").faulted
+}
+
+fn wait_for_fault(daemon: &Daemon) {
+    let begin = Instant::now();
+    while !is_faulted(daemon) {
+        assert!(begin.elapsed() < LIMIT, "the queue goes on");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Lets each later write to an eventfd wait for ever.
+fn block(eventfd: &EventFd) {
+    let _ = eventfd.read();
+    // The daemon has made it non-blocking.
+    eventfd.write(u64::MAX - 1).unwrap();
+    // SAFETY: the eventfd is open as long as the reference to it.
+    let fd = unsafe { BorrowedFd::borrow_raw(eventfd.as_raw_fd()) };
+    // The daemon's descriptor has the same flags.
+    let flags = fcntl_getfl(fd).unwrap();
+    fcntl_setfl(fd, flags - OFlags::NONBLOCK).unwrap();
+}
+
+/// Sends a request whose end calls the driver.
+fn submit(device: &mut Device) {
+    let layout = device.layout();
+    device.queue(0).queue().arm_calls();
+    device.queue(0).submit(&Request::read(0, 512), &layout).unwrap();
+}
+
+/// Two disks on one thread: the first one loses its queue by `attack`, and keeps none after it.
+fn loses_its_disk(attack: impl Fn(&mut Device)) {
+    let setup = Setup { threads: 1, ..Setup::default() };
+    let pool = pool(&setup);
+    let good = Daemon::in_pool(Arc::new(mem()), &setup, &pool);
+    let mut neighbour = good.connect(&Options::default());
+    for ring in both_rings() {
+        let daemon = Daemon::in_pool(Arc::new(mem()), &setup, &pool);
+        let mut device = daemon.connect(&ring);
+        device.write(1, &[1; 512]).unwrap();
+        attack(&mut device);
+        neighbour.write(2, &[2; 512]).unwrap();
+        wait_for_fault(&daemon);
+        drop(device);
+        daemon.next_outcome().unwrap();
+        // A wait for each new queue would still hold the neighbour up.
+        let mut device = daemon.connect(&ring);
+        submit(&mut device);
+        wait_for_fault(&daemon);
+        neighbour.read(2, &mut [0; 512]).unwrap();
+    }
+}
+
+#[test]
+fn a_blocked_call_eventfd_stops_its_own_disk_only() {
+    if skip_on_kernel(REASON) {
+        return;
+    }
+    loses_its_disk(|device| {
+        block(device.queue(0).queue().call_fd());
+        submit(device);
+    });
+}
+
+#[test]
+fn a_blocked_err_eventfd_stops_its_own_disk_only() {
+    if skip_on_kernel(REASON) {
+        return;
+    }
+    loses_its_disk(|device| {
+        block(device.queue(0).queue().err_fd());
+        // A descriptor outside of the guest's memory is a ring fault.
+        let outside = Segment::readable(u64::MAX - 4096, 16);
+        device.queue(0).queue().add(&[outside]).unwrap();
+        device.queue(0).queue().publish();
+        device.queue(0).queue().kick();
+    });
+}
