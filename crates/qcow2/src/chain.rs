@@ -206,8 +206,11 @@ pub(crate) fn open(links: &[Link], writable: bool, log: Option<Log>) -> Result<O
         backing_bytes = below.as_ref().map_or(0, FormatAccess::size);
         let store = Store::open(opened, path, index as u32, write, log).map_err(failed)?;
         if let (true, Some(header)) = (write, &link.header) {
-            check_tables(path, opened)?;
+            let fields = check_tables(path, opened)?;
             store.fill_up(header.cluster_bytes).map_err(failed)?;
+            if fields.autoclear != 0 {
+                store.clear_autoclear().map_err(failed)?;
+            }
         }
         let opened = match link.header {
             Some(_) => Qcow2::<Store>::builder(store)
@@ -261,12 +264,12 @@ fn check_places(path: &Path, file: &File, fields: &Fields) -> Result<(), Qcow2Er
 /// Refuses to write to an image with an L2 table that could have another owner: its L1 entry lacks the flag of
 /// exclusive clusters. Each write there would copy the table, and free the old one, which may be in use until
 /// the L1 table is durable. Only an image with internal snapshots has such entries, or a damaged one.
-fn check_tables(path: &Path, opened: &Path) -> Result<(), Qcow2Error> {
+fn check_tables(path: &Path, opened: &Path) -> Result<Fields, Qcow2Error> {
     let failed = |source| Qcow2Error::Image { path: path.into(), source };
     let file = File::open(opened).map_err(failed)?;
     let fields = Fields::read(&file).map_err(failed)?;
     check_places(path, &file, &fields)?;
-    let Fields { l1_at, l1_entries, .. } = fields;
+    let Fields { l1_at, l1_entries, .. } = fields.clone();
     (&file).seek(SeekFrom::Start(l1_at)).map_err(failed)?;
     let mut table = Vec::new();
     (&file).take(u64::from(l1_entries) * 8).read_to_end(&mut table).map_err(failed)?;
@@ -276,7 +279,7 @@ fn check_tables(path: &Path, opened: &Path) -> Result<(), Qcow2Error> {
         entry & PLACE != 0 && entry & EXCLUSIVE == 0
     };
     match entries.iter().position(is_shared) {
-        None => Ok(()),
+        None => Ok(fields),
         Some(number) => {
             let what = format!("entry {number} of its L1 table names a table that it shares");
             Err(refuse(path, &what, READ_ONLY))

@@ -109,8 +109,10 @@ impl Image {
     fn make_zero(&mut self, at: u64, len: u64, frees: bool) -> io::Result<()> {
         self.make_room()?;
         self.change(at..at + len);
-        self.access.write_zeroes(at, len)?;
+        let zeroed = self.access.write_zeroes(at, len);
+        // Also those of clusters before an error.
         self.claim_changed(at..at + len)?;
+        zeroed?;
         self.changed(frees)
     }
 

@@ -4,13 +4,14 @@
 use crate::Qcow2Disk;
 use crate::helper::Work;
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
 /// Wait at the end of a disk for its thread to unmap what was discarded, and then to settle. Without
 /// that the next opening checks the image.
-const END_MAX: Duration = Duration::from_millis(300);
+const END_MAX: Duration = Duration::from_secs(1);
 
 impl Qcow2Disk {
     /// Unmaps what was discarded, and waits for that at most for `patience`. It is done without this, too,
@@ -37,13 +38,15 @@ impl Qcow2Disk {
         if self.in_use.is_none() || self.is_closed.swap(true, Ordering::Relaxed) {
             return;
         }
-        // While the thread works, the image stays locked, and has the mark.
         let ended = match self.unmap_discarded(END_MAX) {
             Err(why) if why.kind() != io::ErrorKind::TimedOut => Err(why),
             _ => self.settle(END_MAX),
         };
-        if ended.is_ok() {
-            self.end_use();
+        match ended {
+            Ok(()) => self.end_use(),
+            // The thread may be in the middle of a commit. Until it ends, nobody else may write to the image, which
+            // keeps its mark.
+            Err(_) => drop(self.work().send(Work::Hold(Arc::clone(self.top())))),
         }
     }
 }

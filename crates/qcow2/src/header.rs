@@ -127,6 +127,10 @@ fn sizes(fields: &Fields) -> Option<Refusal> {
     if !(512..=SIZE_MAX).contains(&size) {
         return Some((format!("a disk of {size} bytes"), "give an image of 512 bytes to 1 EiB"));
     }
+    if !size.is_multiple_of(512) {
+        let remedy = "give it whole sectors with `qemu-img resize IMAGE +512`";
+        return Some((format!("a disk of {size} bytes, which ends within a sector"), remedy));
+    }
     let l1_entries = fields.l1_entries;
     let by_l1 = u64::from(l1_entries) << (2 * cluster_bits - 3);
     if l1_entries > L1_ENTRIES_MAX || by_l1 < size {

@@ -14,7 +14,7 @@ use crate::storage::{CommitError, Store};
 use crate::tables::Run;
 use crate::unmap::Progress;
 use crate::versions::Version;
-use backend::{Remote, Slot, Token};
+use backend::{File, Remote, Slot, Token};
 use std::collections::VecDeque;
 use std::io;
 use std::ops::Range;
@@ -47,6 +47,8 @@ pub(crate) enum Work {
     Reserve,
     /// Unmap what was discarded, at once, and tell.
     Unmap(Sender<io::Result<()>>),
+    /// Keep the file open, with its lock, as long as the thread runs.
+    Hold(Arc<File>),
     /// Tell the next piece at a position, of at most so many bytes.
     Tell(Of, u64, u64, Sender<io::Result<Piece>>),
 }
@@ -184,6 +186,8 @@ struct Thread {
     hurried: Vec<Sender<io::Result<()>>>,
     /// The time to unmap what was discarded.
     unmaps_at: Option<Instant>,
+    /// Files that are kept open.
+    held_files: Vec<Arc<File>>,
 }
 
 impl Thread {
@@ -199,6 +203,7 @@ impl Thread {
             settled: Vec::new(),
             hurried: Vec::new(),
             unmaps_at: None,
+            held_files: Vec::new(),
         }
     }
 
@@ -295,6 +300,7 @@ impl Thread {
             // The thread of commits has gone back to sleep.
             Work::Left | Work::Written(_) => {}
             Work::Unmap(reply) => self.hurried.push(reply),
+            Work::Hold(file) => self.held_files.push(file),
         }
     }
 

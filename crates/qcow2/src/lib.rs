@@ -45,6 +45,8 @@ mod in_use;
 pub mod inspect;
 mod job;
 mod lane;
+#[cfg(test)]
+mod lock_tests;
 mod mapped;
 pub mod merge;
 #[cfg(test)]
@@ -58,6 +60,8 @@ mod reader;
 mod reserve;
 mod shifted;
 pub mod storage;
+#[cfg(test)]
+mod store_tests;
 #[cfg(test)]
 mod sync_tests;
 mod tables;
@@ -87,7 +91,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use storage::Store;
+use storage::{Log, Store};
 use versions::{User, Versions};
 
 /// A disk in a qcow2 image.
@@ -229,8 +233,19 @@ impl Qcow2Disk {
         links: &[Link],
         options: &Qcow2Options,
     ) -> Result<Qcow2Disk, Qcow2Error> {
+        Self::logged(path, files, links, options, None)
+    }
+
+    /// The same; the log gets all changes of the image.
+    pub(crate) fn logged(
+        path: &Path,
+        files: Vec<Arc<File>>,
+        links: &[Link],
+        options: &Qcow2Options,
+        log: Option<Log>,
+    ) -> Result<Qcow2Disk, Qcow2Error> {
         let header = header_of(path, links, options)?;
-        let opened = chain::open(links, !options.file.read_only, None)?;
+        let opened = chain::open(links, !options.file.read_only, log)?;
         let versions = Arc::new(Versions::default());
         let image =
             Image::new(opened, header, Arc::clone(&versions)).giving_back(options.file.discard);
@@ -241,7 +256,7 @@ impl Qcow2Disk {
         }
         let (unmapped_bytes, exact_holes) =
             (Arc::clone(image.unmapped_bytes()), image.has_exact_holes());
-        // The thread may end after the disk, whose lock ends with its files.
+        // The thread may end after the disk, whose lock ends with its files unless `Work::Hold` keeps them.
         let top = Arc::downgrade(&files[0]);
         let sync_failed = move |errno| {
             if let Some(top) = top.upgrade() {

@@ -37,6 +37,8 @@ const COMPARED: usize = 64 << 10;
 pub(crate) struct Overlay {
     sectors: BTreeMap<u64, Sector>,
     pub(crate) reserve: Reserve,
+    /// The clusters that failed commits may have freed, since one has succeeded.
+    pub(crate) freed: Vec<Range<u64>>,
     /// The content of the file, for a comparison.
     compared: Vec<u8>,
     revision: u64,
@@ -85,7 +87,9 @@ impl Overlay {
     /// Forgets the changes of whole sectors in a range: newer data is in the file.
     pub(crate) fn forget(&mut self, offset: u64, len: u64) {
         self.revision += 1;
-        for number in offset.div_ceil(SECTOR)..(offset + len) / SECTOR {
+        let range = offset.div_ceil(SECTOR)..(offset + len) / SECTOR;
+        let found: Vec<u64> = self.sectors.range(range).map(|(number, _)| *number).collect();
+        for number in found {
             self.sectors.remove(&number);
         }
     }

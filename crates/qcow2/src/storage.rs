@@ -27,6 +27,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+/// The header's field `autoclear_features`.
+const AUTOCLEAR: Range<u64> = 88..96;
 /// Maximum zeroes that are written at once.
 const ZEROES_MAX: u64 = 1 << 20;
 
@@ -127,6 +129,17 @@ impl Store {
         self.index
     }
 
+    /// Clears the autoclear features, durably: a bitmap of QEMU, which one of them declares valid, is wrong as soon as
+    /// data changes, and not every change of data has a commit.
+    ///
+    /// # Errors
+    /// The error of the system call.
+    pub(crate) fn clear_autoclear(&self) -> io::Result<()> {
+        let len = AUTOCLEAR.end - AUTOCLEAR.start;
+        self.out.write(0, &vec![0; len as usize], AUTOCLEAR.start)?;
+        self.sync()
+    }
+
     /// Writes data, also that of a cluster which no table on the disk names yet: whole sectors.
     pub fn write_data(&self, data: &[u8], offset: u64) -> io::Result<()> {
         self.check_data(offset, data.len() as u64)?;
@@ -139,6 +152,8 @@ impl Store {
     /// Prepares a new place of data that a lane will write: it reads as zeroes, also after a crash. Most places are
     /// holes.
     pub(crate) fn make_zero(&self, offset: u64, len: u64) -> io::Result<()> {
+        // An allocation that failed may have left old content there, for the next commit.
+        self.overlay().forget(offset, len);
         self.named_end.fetch_max(offset + len, Ordering::Relaxed);
         let is_hole = || Ok::<_, io::Error>(self.first_data(offset..offset + len)?.is_empty());
         match offset >= self.fresh_from.load(Ordering::Relaxed) || is_hole()? {
@@ -180,6 +195,7 @@ impl Store {
         let Commit { phases, freed, places, reserved_end } =
             overlay.commit(cluster_bytes, known, &|buf, at| self.read_file(buf, at))?;
         guard.map_or(Ok(()), |mut guard| guard.check_commit(places.as_ref(), &freed))?;
+        self.fresh_from.fetch_max(overlay.end(), Ordering::Relaxed);
         let job = Job::new(&self.out, end, reserved_end, phases);
         let rest = Rest { freed, places, revision: overlay.revision() };
         Ok(Some(Begun { job, rest }))
@@ -201,18 +217,20 @@ impl Store {
             true => Ok(()),
             false => Err(io::Error::other("a table has changed during its commit").into()),
         });
+        let reused = freed.iter().map(|range| range.end).max().unwrap_or(0);
+        self.fresh_from.fetch_max(reused, Ordering::Relaxed);
         if let Some(mut guard) = self.guard() {
             match written {
                 Ok(()) => guard.committed(places, &freed),
                 Err(_) => guard.half_free(freed.clone()),
             }
         }
+        // The file may have the lower counts of a commit that fails: the next one does not find these clusters again.
+        overlay.freed.extend(freed);
         written?;
         overlay.committed();
-        let reused = freed.iter().map(|range| range.end).max().unwrap_or(0);
-        self.fresh_from.fetch_max(reused, Ordering::Relaxed);
         self.must_commit.store(false, Ordering::Relaxed);
-        Ok(freed)
+        Ok(std::mem::take(&mut overlay.freed))
     }
 
     /// Allows to count clusters as used before they are: a crash may leak them. The image has a mark that tells it.

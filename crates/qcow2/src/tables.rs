@@ -228,7 +228,7 @@ impl Image {
     }
 
     /// Moves the changes of imago's tables to the overlay.
-    fn flush(&self) -> io::Result<()> {
+    pub(crate) fn flush(&self) -> io::Result<()> {
         match self.keep_mapped()? {
             true => Ok(()),
             false => self.access.flush(),

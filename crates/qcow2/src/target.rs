@@ -46,7 +46,7 @@ impl Target {
     }
 
     /// The same; records the changes of an image in `log`. With [`Locked::read_in`] it refuses an image in which a
-    /// write could free compressed data that is still read.
+    /// write could free data that is still read.
     pub(crate) fn recorded(
         path: &Path,
         locked: Option<Locked>,
@@ -74,10 +74,10 @@ impl Target {
         let image = Image::new(chain::open(&links, true, log)?, header, Arc::default());
         // The rest of such a cluster is read where it was: a new place of the cluster frees that.
         if read_in.is_some_and(|bytes| bytes < header.cluster_bytes)
-            && image.has_compressed().map_err(failed)?
+            && image.moves_data().map_err(failed)?
         {
-            let what =
-                "it has compressed clusters, which are larger than those of the image over it";
+            let what = "it has compressed clusters or clusters without the flag COPIED, which are larger than those \
+                        of the image over it";
             let remedy = "commit with the disk stopped (qemu-img commit)";
             return Err(chain::refuse(path, what, remedy));
         }

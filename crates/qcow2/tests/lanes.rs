@@ -339,3 +339,21 @@ fn an_overlay_grows_twice_within_a_cluster_of_a_larger_backing_file() {
         assert!(content(&path)[old as usize..] == expected);
     }
 }
+
+/// QEMU would trust a bitmap that lacks the guest's writes. A lane writes where the image has places already, without
+/// a commit, and a kill may follow.
+#[test]
+fn an_open_image_declares_no_bitmap_of_qemu_valid() {
+    let directory = directory();
+    let path = image(&directory, 8, "preallocation=metadata");
+    let name = path.file_name().expect("a name").to_str().expect("text");
+    qemu_ok("qemu-img", directory.path(), &["bitmap", "--add", "--enable", name, "b"]);
+    let autoclear = || std::fs::read(&path).expect("an image")[88..96].to_vec();
+    assert_eq!(autoclear(), 1_u64.to_be_bytes());
+    let disk = open(&path).expect("it opens");
+    assert_eq!(autoclear(), [0; 8]);
+    rig(&disk).write(MIB, &[1; 4096]);
+    drop(disk);
+    assert_eq!(autoclear(), [0; 8]);
+    assert_eq!(check(&path), Ok(()));
+}

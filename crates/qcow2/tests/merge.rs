@@ -108,6 +108,29 @@ fn compressed_clusters_that_are_larger_than_those_of_the_image_are_refused() {
     }
 }
 
+/// As there: a write to such a cluster gives it another place, and frees the old one.
+#[test]
+fn larger_clusters_without_the_flag_copied_are_refused() {
+    let directory = directory();
+    chain(&directory, "2M");
+    let path = |name: &str| directory.path().join(name);
+    qemu_ok("qemu-io", directory.path(), &["-f", "qcow2", "-c", "write 0 2M", "base.qcow2"]);
+    let mut base = std::fs::read(path("base.qcow2")).expect("an image");
+    let entry_of =
+        |base: &[u8], at: usize| u64::from_be_bytes(base[at..at + 8].try_into().expect("an entry"));
+    let place = |entry: u64| (entry & 0x00ff_ffff_ffff_fe00) as usize;
+    let l1_at = entry_of(&base, 40) as usize;
+    let l2_at = place(entry_of(&base, l1_at));
+    assert_eq!(entry_of(&base, l2_at) >> 63, 1, "the flag COPIED");
+    base[l2_at] &= 0x7f;
+    std::fs::write(path("base.qcow2"), &base).expect("a file");
+    let top = Arc::new(open(&path("top.qcow2")).expect("it opens"));
+    let merge = Merge::open(top, &path("base.qcow2"), true, AllowBacking::SameDir);
+    let why = merge.err().expect("it is refused").to_string();
+    assert!(why.contains("without the flag COPIED"), "{why}");
+    assert!(std::fs::read(path("base.qcow2")).expect("a file") == base);
+}
+
 #[test]
 fn pieces_of_one_cluster_of_the_backing_file_keep_each_other() {
     for cluster in ["2M", "64k", "4k"] {

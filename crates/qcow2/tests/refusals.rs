@@ -22,7 +22,7 @@ fn refusal(path: &Path) -> String {
 
 #[test]
 fn a_header_that_cannot_be_served_is_refused_with_its_remedy() {
-    let cases: [(u64, &[u8], &str, &str); 11] = [
+    let cases: [(u64, &[u8], &str, &str); 12] = [
         (32, &[0, 0, 0, 2], "encrypted", "qemu-storage-daemon"),
         (79, &[1], "dirty", "qemu-img check -r all"),
         (79, &[2], "corrupt", "qemu-img check -r all"),
@@ -34,6 +34,7 @@ fn a_header_that_cannot_be_served_is_refused_with_its_remedy() {
         (7, &[9], "version 9", "qemu-img convert"),
         (23, &[9], "clusters of 2^9", "cluster_size=64k"),
         (24, &[0x7f; 8], "a disk of", "1 EiB"),
+        (24, &[0, 0, 0, 0, 0, 0x80, 0, 7], "ends within a sector", "qemu-img resize"),
     ];
     for (offset, bytes, why, remedy) in cases {
         let directory = directory();

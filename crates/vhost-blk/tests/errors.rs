@@ -235,7 +235,7 @@ fn a_halted_guest_that_migrates_gets_errors_and_no_request_is_lost() {
 #[test]
 fn storage_that_does_not_answer_is_told() {
     let place = Place::new();
-    let slow = ["--io-timeout", "0.2", "--wrap", "delay:us=3000000,ops=read"];
+    let slow = ["--io-timeout", "0.2", "--wrap", "delay:us=8000000,ops=read"];
     let (mut daemon, control) = served(&place, &place.image, &slow);
     let mut device = guest(&place, false);
     let layout = device.layout();

@@ -30,7 +30,7 @@ fn disks_that_hang_at_once_keep_no_answer_of_another_back_however_short_the_pati
     });
     // Asked about before and after those that hang.
     ["a", "x1", "x2", "x3"].iter().for_each(|name| rig.add(name, ""));
-    for (patience, code) in [("--timeout 4 ", 3), ("", 1)] {
+    for (patience, code) in [("--timeout 8 ", 3), ("", 1)] {
         let all = rig.ctl(&format!("--json {patience}stats --all"));
         let failed = String::from_utf8_lossy(&all.stderr);
         assert_eq!(all.status.code(), Some(code), "{failed}");
@@ -110,7 +110,7 @@ fn a_disk_that_cannot_be_paused_is_named_and_keeps_no_other_back() {
         submitted(&rig, name)
     });
     ["a", "z"].iter().for_each(|name| rig.add(name, ""));
-    let paused = rig.ctl("--json --timeout 5 pause --all");
+    let paused = rig.ctl("--json --timeout 10 pause --all");
     let failed = String::from_utf8(paused.stderr).unwrap();
     assert_eq!(paused.status.code(), Some(1), "{failed}");
     let told: Value = serde_json::from_slice(&paused.stdout).unwrap();
@@ -122,7 +122,7 @@ fn a_disk_that_cannot_be_paused_is_named_and_keeps_no_other_back() {
         failures.iter().map(|failure| failure["what"].as_str().unwrap()).collect();
     let each = ["pause the disk stuck1", "pause the disk stuck2", "pause the disk in each case"];
     assert_eq!(acts, each);
-    assert!(failures[0]["why"].as_str().unwrap().contains("no answer in 5 s"), "{failed}");
+    assert!(failures[0]["why"].as_str().unwrap().contains("no answer in 10 s"), "{failed}");
     assert_eq!(failures[2]["why"], "failed: stuck1, stuck2");
     assert_eq!(failures[2]["exit_code"], 1);
     let resumed = rig.ctl("--timeout 4 resume --all");

@@ -183,7 +183,7 @@ fn a_configuration_file_that_does_not_describe_the_disk_is_not_rewritten() {
 fn a_disk_whose_storage_does_not_answer_keeps_its_image() {
     let rig = Rig::new();
     let path = image(&rig, "a.img", "raw");
-    add(&rig, "a", "--blk-file a.img --wrap delay:us=5000000,ops=write");
+    add(&rig, "a", "--blk-file a.img --wrap delay:us=12000000,ops=write");
     let mut device = guest(&rig, "a");
     let layout = device.layout();
     device.queue(0).submit(&Request::write(0, &[1; 512]), &layout).unwrap();

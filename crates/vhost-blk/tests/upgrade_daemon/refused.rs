@@ -106,7 +106,7 @@ fn a_disk_whose_storage_has_shrunk_or_options_are_unknown_is_found_by_the_check(
 #[test]
 fn requests_that_do_not_complete_hold_the_other_disks_no_longer_than_the_limit() {
     let (rig, mut guest) = with_good_disk();
-    rig.add("bad", "--wrap delay:us=12000000,ops=write");
+    rig.add("bad", "--wrap delay:us=20000000,ops=write");
     let mut slow = rig.guest("bad");
     let layout = slow.layout();
     slow.queue(0).submit(&Request::write(0, &[1; 512]), &layout).unwrap();
