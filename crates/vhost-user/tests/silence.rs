@@ -87,7 +87,8 @@ fn a_live_connection_behind_a_closed_one_is_served() {
 /// A front-end that has filled the socket with answers that it does not read.
 fn deaf(daemon: &Daemon) -> RawChannel {
     let deaf = daemon.raw();
-    deaf.stream().set_write_timeout(Some(Duration::from_millis(100))).unwrap();
+    // The daemon reads on for this long unless it waits for room.
+    deaf.stream().set_write_timeout(Some(Duration::from_secs(2))).unwrap();
     while deaf.message(GET_FEATURES, &[], &[]).is_ok() {}
     deaf
 }

@@ -120,6 +120,7 @@ fn listening(args: &[String], socket: &Path, log: &Path, echoed: bool) -> Result
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wait::wait_until;
     use std::os::unix::net::UnixListener;
 
     #[test]
@@ -138,9 +139,16 @@ mod tests {
         let socket = dir.path().join("s");
         // The test listens in its place.
         let _listener = UnixListener::bind(&socket).unwrap();
-        let script = "trap 'echo it is broken; exit 1' TERM; while :; do sleep 0.05; done";
+        // The words are those of the log, and not of the command.
+        let script =
+            "trap 'echo it is bro\"\"ken; exit 1' TERM; echo ready; while :; do sleep 0.05; done";
         let args = ["sh", "-c", script].map(str::to_owned).to_vec();
-        let mut daemon = Daemon::start(args, &socket, &dir.path().join("log")).unwrap();
+        let log = dir.path().join("log");
+        let mut daemon = Daemon::start(args, &socket, &log).unwrap();
+        wait_until(Duration::from_secs(60), "the trap", || {
+            Ok(std::fs::read_to_string(&log)?.contains("ready").then_some(()))
+        })
+        .unwrap();
         let error = daemon.stop(Duration::from_secs(60)).unwrap_err();
         assert!(format!("{error:#}").contains("it is broken"), "{error:#}");
     }

@@ -326,14 +326,14 @@ mod tests {
 
     #[test]
     fn a_run_without_time_left_ends_its_step_and_counts_one_failure() {
-        let mut rig = rig(Duration::from_secs(1));
-        assert_eq!(rig.run.step(5, "first", &["true"]).unwrap(), Passed::Yes);
-        assert_eq!(rig.run.step(5, "hangs", &["sleep", "60"]).unwrap(), Passed::No);
+        let mut rig = rig(Duration::from_secs(5));
+        assert_eq!(rig.run.step(20, "first", &["true"]).unwrap(), Passed::Yes);
+        assert_eq!(rig.run.step(20, "hangs", &["sleep", "60"]).unwrap(), Passed::No);
         assert_eq!(rig.run.step(5, "never", &["echo", "reached"]).unwrap(), Passed::No);
         let (good, output) = finish(rig);
         assert!(!good);
         assert!(output.ends_with("1 passed, 1 failed, 0 skipped\n"), "{output}");
-        let why = "FAILED: hangs: it took more than the 1 s of the whole run and was ended";
+        let why = "FAILED: hangs: it took more than the 5 s of the whole run and was ended";
         assert!(output.contains(why) && !output.contains("reached"), "{output}");
     }
 
