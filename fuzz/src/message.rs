@@ -76,7 +76,7 @@ fn new_device() -> Device {
         packed: true,
         writeback: true,
     };
-    Device::new(disk, plane, options)
+    Device::new(disk, plane, options).expect("a descriptor is left")
 }
 
 fn guest_memory(data: &[u8]) -> Option<(File, &[u8])> {

@@ -86,6 +86,8 @@ pub struct Health {
     halted: AtomicBool,
     /// A failed FLUSH has halted the disk. Later ones fail by the same loss.
     flush_failed: AtomicBool,
+    /// A front-end has blocked an eventfd: no queue runs any more.
+    blocked: AtomicBool,
     report: Mutex<HealthReport>,
     failures: Mutex<Failures>,
     hook: OnceLock<HealthHook>,
@@ -168,6 +170,17 @@ impl Health {
     #[inline]
     pub fn is_halted(&self) -> bool {
         self.halted.load(Relaxed)
+    }
+
+    /// Notes that a front-end has blocked an eventfd.
+    pub(crate) fn block(&self) {
+        self.blocked.store(true, Relaxed);
+    }
+
+    /// Returns whether a front-end has blocked an eventfd.
+    #[inline]
+    pub(crate) fn is_blocked(&self) -> bool {
+        self.blocked.load(Relaxed)
     }
 
     /// Returns whether an error can halt the disk.

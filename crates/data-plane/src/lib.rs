@@ -75,6 +75,7 @@ pub use region::{InflightRegion, queue_region_bytes};
 pub use selector::{
     PlaneChoice, PlaneSelector, Prepared, QueueHandle, Recovered, ReplaceError, Selected, Selection,
 };
+pub use signals::{Blocked, signal};
 pub use stats::QueueStats;
 pub use trace::{SlowRequest, Traced};
 pub use uring_plane::UringPlane;

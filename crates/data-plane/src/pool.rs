@@ -7,7 +7,7 @@ use crate::limits::{Limiter, Limits, Member};
 use crate::mail::{Mail, Postbox};
 use crate::plane::{Coalesce, IoPoll};
 use crate::portion::Portion;
-use crate::signals::{Watch, Watched, Writes};
+use crate::signals;
 use crate::uring::Uring;
 use crate::uring_plane::UringPlane;
 use crate::worker::Worker;
@@ -47,7 +47,6 @@ pub struct UringPool(Arc<Threads>);
 
 struct Threads {
     options: UringOptions,
-    watch: Watch,
     threads: Vec<Thread>,
     /// Number of disks so far.
     disks: AtomicUsize,
@@ -57,31 +56,28 @@ struct Threads {
 
 struct Thread {
     postbox: Postbox,
-    writes: Arc<Writes>,
     handle: Option<JoinHandle<()>>,
 }
 
 impl UringPool {
-    /// Starts the threads, each with its ring.
+    /// Starts the threads, each with its ring. The process gets a handler of SIGURG, which interrupts a thread whose
+    /// front-end has blocked an eventfd.
     ///
     /// # Errors
     /// [`StartError`]; the threads that have started end.
     pub fn new(options: &UringOptions) -> Result<Self, StartError> {
+        signals::start().map_err(StartError::Thread)?;
         let options = options.clone();
         let mut pool = Threads {
             options,
-            watch: Watch::new().map_err(StartError::Thread)?,
             threads: Vec::new(),
             disks: AtomicUsize::new(0),
             limit_groups: Mutex::default(),
         };
         for number in 0..pool.options.threads.max(1) {
-            let watch = Arc::clone(&pool.watch.shared);
-            let thread = start_thread(number, pool.options.clone(), watch)?;
+            let thread = start_thread(number, pool.options.clone())?;
             pool.threads.push(thread);
         }
-        let writes = pool.threads.iter().map(|thread| Arc::clone(&thread.writes)).collect();
-        pool.watch.start(writes).map_err(StartError::Thread)?;
         Ok(UringPool(Arc::new(pool)))
     }
 
@@ -147,7 +143,6 @@ impl UringPool {
 
 impl Drop for Threads {
     fn drop(&mut self) {
-        self.watch.end();
         for thread in &self.threads {
             thread.postbox.send(Mail::Exit);
         }
@@ -177,18 +172,14 @@ fn run_or_abort<T>(mut owner: T, body: impl FnOnce(&mut T)) {
     body(&mut owner);
 }
 
-fn start_thread(
-    number: usize,
-    options: UringOptions,
-    watch: Arc<Watched>,
-) -> Result<Thread, StartError> {
+fn start_thread(number: usize, options: UringOptions) -> Result<Thread, StartError> {
     let wake = EventFd::new(EFD_NONBLOCK).map_err(StartError::Thread)?;
     let worker_fd = wake.try_clone().map_err(StartError::Thread)?;
     let (postbox, inbox) = Postbox::new(wake);
     let (started, outcome) = channel();
-    let body = move || match build_worker(number, &options, inbox, worker_fd, Writes::new(watch)) {
+    let body = move || match build_worker(number, &options, inbox, worker_fd) {
         Ok(worker) => {
-            let _ = started.send(Ok(Arc::clone(&worker.writes)));
+            let _ = started.send(Ok(()));
             run_or_abort(worker, Worker::run);
         }
         Err(error) => {
@@ -197,8 +188,8 @@ fn start_thread(
     };
     let name = format!("vhost-blk-{number}");
     let handle = std::thread::Builder::new().name(name).spawn(body).map_err(StartError::Thread)?;
-    let writes = outcome.recv().expect("the thread reports its start")?;
-    Ok(Thread { postbox, writes, handle: Some(handle) })
+    outcome.recv().expect("the thread reports its start")?;
+    Ok(Thread { postbox, handle: Some(handle) })
 }
 
 /// Builds the worker on its own thread, because a ring belongs to the thread that made it.
@@ -207,7 +198,6 @@ fn build_worker(
     options: &UringOptions,
     inbox: Receiver<Mail>,
     mail_fd: EventFd,
-    writes: Arc<Writes>,
 ) -> Result<Worker, StartError> {
     if let Some(&cpu) = options.cpus.get(number % options.cpus.len().max(1)) {
         pin_this_thread(cpu).map_err(|error| StartError::Cpu(cpu, error))?;
@@ -217,7 +207,7 @@ fn build_worker(
         tracing::warn!(%error, "the kernel's worker threads of io_uring are neither bounded nor kept on --cpus; Linux 5.15 can do that");
     }
     let portion = Portion::new(options.portion);
-    Ok(Worker::new(engine, options.poll_max, portion, options.coalesce, (inbox, mail_fd), writes))
+    Ok(Worker::new(engine, options.poll_max, portion, options.coalesce, inbox, mail_fd))
 }
 
 #[cfg(test)]

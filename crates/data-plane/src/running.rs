@@ -15,7 +15,7 @@ use crate::mail::NewCall;
 use crate::plane::{Coalesce, KeptRequests, QueueSetup, QueueState};
 use crate::region::{QueueRegion, log_no_room, log_resubmits};
 use crate::request_table::{RequestTable, Taken};
-use crate::signals::Signals;
+use crate::signals::signal;
 use crate::stall::{StallChange, StallWatch};
 use crate::stats::QueueStats;
 use crate::trace::QueueTrace;
@@ -47,7 +47,6 @@ pub(crate) struct RunningQueue {
     pub(crate) disk: DiskView,
     pub(crate) kick: Option<File>,
     call: Option<File>,
-    signals: Arc<Signals>,
     pub(crate) stats: QueueStats,
     /// A poll of the kick eventfd is outstanding.
     pub(crate) kick_armed: bool,
@@ -94,7 +93,7 @@ impl RunningQueue {
         mut ring: VirtQueue,
         slow_start: bool,
         (coalesce, poll_max): (Coalesce, Duration),
-        (share, signals): (Arc<Share>, Arc<Signals>),
+        share: Arc<Share>,
     ) -> Self {
         let layout = setup.ring.layout;
         let QueueSetup { index, disk, kick, call, err, region, health, kept, counted, .. } = setup;
@@ -122,7 +121,6 @@ impl RunningQueue {
             disk,
             kick,
             call,
-            signals,
             stats: QueueStats { chains, ..QueueStats::default() },
             kick_armed: false,
             kick_rearms: 0,
@@ -435,14 +433,19 @@ impl RunningQueue {
         }
     }
 
-    /// Signals the call eventfd.
+    /// Returns whether a front-end has blocked an eventfd of the disk.
+    pub(crate) fn is_blocked(&self) -> bool {
+        self.health.is_blocked()
+    }
+
+    /// Signals the call eventfd, unless a front-end has blocked one of the disk.
     pub(crate) fn call(&mut self) {
         let Some(call) = &mut self.call else { return };
-        self.stats.calls += 1;
-        if let Err(blocked) = self.signals.signal(call) {
-            self.call = None;
-            self.fault(&blocked);
+        // The thread closes no descriptor of a front-end: see `NewCall`.
+        if self.health.is_blocked() || signal(call).is_err() {
+            return self.block();
         }
+        self.stats.calls += 1;
     }
 
     /// Replaces the call eventfd by the new one, if there is one, and signals it: the old one may have

@@ -1,174 +1,169 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Writes of data-plane threads to the call and err eventfds of their queues.
+//! Writes to eventfds that a VMM also holds.
 //!
-//! The VMM holds these eventfds, too. If it makes one blocking and fills it up, a write to it does not return, and its
-//! thread serves no disk. So one thread of the pool, the watch, looks at the writes of all others, and interrupts one
-//! that lasts. The disk then gets no such write any more on the thread: its queues fault.
+//! The VMM can make such an eventfd blocking at any time, and fill it up. A write to it then does not return, and its
+//! thread serves nobody. So a thread of the process, the watch, looks at the writes of all others about every
+//! [`LOOK_EVERY`], and sends a signal to each thread that it finds in one. A write that waits ends with EINTR then; any
+//! other one goes on. The caller makes no further write for a front-end that has blocked one.
 //!
-//! `Writes::number` is odd during a write. The watch sleeps for [`LOOK_EVERY`] between two looks. It parks while no
-//! thread writes, so that an idle pool takes no processor time:
+//! `Writes::number` is odd during a write. The watch parks after a time without writes, so that an idle process takes
+//! no processor time:
 //!
-//! | Watch | A thread that begins a write |
-//! |---|---|
-//! | looks | goes on |
-//! | `parked` | wakes the watch |
-// UNSAFETY: a handler of SIGURG, which the process ignores otherwise, and that signal to a thread of the process.
+//! | Watch | Next | A thread that begins a write |
+//! |---|---|---|
+//! | sleeps | looks after [`LOOK_EVERY`] | goes on |
+//! | looks | sleeps; parks if no write has begun since the last look, and none begins meanwhile | goes on |
+//! | parks ([`PARKED`]) | sleeps | wakes the watch, and goes on |
+// UNSAFETY: a handler of SIGURG, which a process ignores otherwise; that signal to a thread of the process; and the
+// signal mask of the present thread.
 #![expect(unsafe_code)]
 
 use rustix::thread::{Pid, gettid};
+use std::cell::OnceCell;
 use std::fs::File;
 use std::io::{self, ErrorKind, Write};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, OnceLock};
-use std::thread::{JoinHandle, Thread};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::Thread;
 use std::time::Duration;
 
-/// Time between two looks. A write that both see is interrupted.
+/// Time between two looks.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// A write to an eventfd of the disk did not return.
-pub(crate) const BLOCKED: &str =
-    "its front-end has blocked a call or err eventfd; remove the disk and add it again";
+/// The watch parks.
+static PARKED: AtomicBool = AtomicBool::new(false);
+/// The writes of all threads.
+static ALL: Mutex<Vec<Arc<Writes>>> = Mutex::new(Vec::new());
 
-/// The writes of a data-plane thread.
-pub(crate) struct Writes {
+thread_local! {
+    static OWN: OnceCell<Own> = const { OnceCell::new() };
+}
+
+/// A write to an eventfd did not return: the front-end has blocked it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Blocked;
+
+/// The writes of a thread.
+struct Writes {
     number: AtomicU64,
+    /// The number at the last look. For the watch only.
+    seen: AtomicU64,
     thread: Pid,
-    watch: Arc<Watched>,
 }
 
-/// The part of the watch that the threads see.
-#[derive(Default)]
-pub(crate) struct Watched {
-    parked: AtomicBool,
-    ends: AtomicBool,
-    watch: OnceLock<Thread>,
-}
+/// The writes of the present thread, until its end.
+struct Own(Arc<Writes>);
 
-impl Watched {
-    fn wake(&self) {
-        self.watch.get().map(Thread::unpark);
+impl Drop for Own {
+    fn drop(&mut self) {
+        // The watch looks under this lock, so that it sends no signal to a later thread of this number.
+        all().retain(|writes| !Arc::ptr_eq(writes, &self.0));
     }
 }
 
-/// The eventfds of a disk on a thread.
-pub(crate) struct Signals {
-    writes: Arc<Writes>,
-    is_blocked: AtomicBool,
+/// Signals an eventfd, or the end of a socket pair in its place. A full one has a pending signal.
+///
+/// # Errors
+/// [`Blocked`].
+#[inline]
+pub fn signal(eventfd: &mut File) -> Result<(), Blocked> {
+    OWN.with(|own| own.get_or_init(register).0.write(eventfd))
 }
 
-impl Signals {
-    pub(crate) fn new(writes: Arc<Writes>) -> Arc<Self> {
-        Arc::new(Signals { writes, is_blocked: AtomicBool::new(false) })
+/// Starts the watch of the process, if there is none.
+///
+/// # Errors
+/// The thread cannot start, or the signal cannot be handled.
+pub(crate) fn start() -> io::Result<()> {
+    static STARTED: Mutex<bool> = Mutex::new(false);
+    let mut started = STARTED.lock().unwrap_or_else(PoisonError::into_inner);
+    if !*started {
+        handle_signal()?;
+        let thread = std::thread::Builder::new().name("signal-watch".into()).spawn(watch)?;
+        let _ = watcher().set(thread.thread().clone());
+        *started = true;
     }
+    Ok(())
+}
 
-    /// Signals an eventfd. A full counter (EAGAIN) means that a signal is pending.
-    ///
-    /// # Errors
-    /// A write to an eventfd of the disk did not return, this one or an earlier one.
-    pub(crate) fn signal(&self, eventfd: &mut File) -> Result<(), &'static str> {
-        if self.is_blocked.load(Relaxed) {
-            return Err(BLOCKED);
-        }
-        self.writes.write(eventfd).inspect_err(|_| self.is_blocked.store(true, Relaxed))
+fn watcher() -> &'static OnceLock<Thread> {
+    static WATCH: OnceLock<Thread> = OnceLock::new();
+    &WATCH
+}
+
+fn all() -> MutexGuard<'static, Vec<Arc<Writes>>> {
+    ALL.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Makes the writes of the present thread known to the watch.
+#[cold]
+fn register() -> Own {
+    if let Err(error) = start() {
+        tracing::warn!(%error, "writes to eventfds are not watched: a front-end can stop a thread");
     }
+    if let Err(error) = admit_signal() {
+        tracing::warn!(%error, "a thread cannot be interrupted: a front-end can stop it");
+    }
+    let (number, seen) = Default::default();
+    let writes = Arc::new(Writes { number, seen, thread: gettid() });
+    all().push(Arc::clone(&writes));
+    Own(writes)
 }
 
 impl Writes {
-    /// Those of the present thread.
-    pub(crate) fn new(watch: Arc<Watched>) -> Arc<Self> {
-        Arc::new(Writes { number: AtomicU64::new(0), thread: gettid(), watch })
-    }
-
     #[inline]
-    fn write(&self, eventfd: &mut File) -> Result<(), &'static str> {
+    fn write(&self, eventfd: &mut File) -> Result<(), Blocked> {
         let number = self.number.load(Relaxed);
-        // The partner is the look of `Watch::park` after `parked` is set: one of both sees the other.
+        // The partner is the second look of `park_if_idle`: one of both sees the other.
         self.number.store(number + 1, SeqCst);
-        if self.watch.parked.load(SeqCst) {
-            self.watch.wake();
+        if PARKED.load(SeqCst) {
+            watcher().get().map(Thread::unpark);
         }
         let written = eventfd.write(&1u64.to_ne_bytes());
-        // The partner is the load of `Watch::look`.
+        // The partner is the load in `look`.
         self.number.store(number + 2, Release);
         match written {
-            Err(error) if error.kind() == ErrorKind::Interrupted => Err(BLOCKED),
+            Err(error) if error.kind() == ErrorKind::Interrupted => Err(Blocked),
             _ => Ok(()),
         }
     }
 }
 
-/// The thread that looks at the writes. It has to end before the watched threads.
-pub(crate) struct Watch {
-    pub(crate) shared: Arc<Watched>,
-    handle: Option<JoinHandle<()>>,
-}
-
-impl Watch {
-    /// A watch without a thread so far.
-    ///
-    /// # Errors
-    /// The signal cannot be handled.
-    pub(crate) fn new() -> io::Result<Self> {
-        handle_signal()?;
-        Ok(Watch { shared: Arc::default(), handle: None })
-    }
-
-    /// Starts to look.
-    ///
-    /// # Errors
-    /// The thread cannot start.
-    pub(crate) fn start(&mut self, all: Vec<Arc<Writes>>) -> io::Result<()> {
-        let shared = Arc::clone(&self.shared);
-        let body = move || look(&shared, &all);
-        let handle = std::thread::Builder::new().name("signal-watch".into()).spawn(body)?;
-        let _ = self.shared.watch.set(handle.thread().clone());
-        self.handle = Some(handle);
-        Ok(())
-    }
-
-    /// Ends the thread.
-    pub(crate) fn end(&mut self) {
-        self.shared.ends.store(true, Release);
-        self.shared.wake();
-        if let Some(handle) = self.handle.take() {
-            let _ = handle.join();
+/// Looks at the writes as long as the process runs.
+fn watch() {
+    loop {
+        std::thread::sleep(LOOK_EVERY);
+        if look() {
+            park_if_idle();
         }
     }
 }
 
-/// Looks at all writes until the watch ends.
-fn look(shared: &Watched, all: &[Arc<Writes>]) {
-    let numbers = || all.iter().map(|writes| writes.number.load(Acquire)).collect::<Vec<_>>();
-    let mut before = numbers();
-    while !shared.ends.load(Acquire) {
-        if !park_if_idle(shared, all, &before) {
-            std::thread::park_timeout(LOOK_EVERY);
+/// Interrupts the threads that are in a write. Returns whether no thread has begun one since the last look.
+fn look() -> bool {
+    let mut idle = true;
+    for writes in all().iter() {
+        let now = writes.number.load(Acquire);
+        if now % 2 == 1 {
+            interrupt(writes.thread);
         }
-        let now = numbers();
-        for (writes, (now, before)) in all.iter().zip(now.iter().zip(&before)) {
-            if now == before && now % 2 == 1 {
-                interrupt(writes.thread);
-            }
-        }
-        before = now;
+        idle &= now % 2 == 0 && now == writes.seen.swap(now, Relaxed);
     }
+    idle
 }
 
-/// Parks until a thread writes, if none has done so since the last look. Returns whether it parked.
-fn park_if_idle(shared: &Watched, all: &[Arc<Writes>], before: &[u64]) -> bool {
-    shared.parked.store(true, SeqCst);
-    // The partner is the store of `Writes::write` at the begin of a write.
-    let is_idle = |(writes, before): (&Arc<Writes>, &u64)| {
-        before % 2 == 0 && writes.number.load(SeqCst) == *before
-    };
-    let parks = all.iter().zip(before).all(is_idle);
+/// Parks until a thread begins a write, if none has begun one since the last look.
+fn park_if_idle() {
+    PARKED.store(true, SeqCst);
+    // The partner is the store at the begin of `Writes::write`.
+    let is_idle = |writes: &Arc<Writes>| writes.number.load(SeqCst) == writes.seen.load(Relaxed);
+    // The lock ends here: a new thread must not wait for the watch.
+    let parks = all().iter().all(is_idle);
     if parks {
         std::thread::park();
     }
-    shared.parked.store(false, Relaxed);
-    parks
+    PARKED.store(false, Relaxed);
 }
 
 /// Lets SIGURG end a system call that waits.
@@ -184,61 +179,78 @@ fn handle_signal() -> io::Result<()> {
     }
 }
 
+/// Unblocks SIGURG in the present thread.
+fn admit_signal() -> io::Result<()> {
+    // SAFETY: an all-zero set is valid, and the calls get it and no place for the old one.
+    let error = unsafe {
+        let mut set: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&mut set);
+        libc::sigaddset(&mut set, libc::SIGURG);
+        libc::pthread_sigmask(libc::SIG_UNBLOCK, &set, std::ptr::null_mut())
+    };
+    if error == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(error)) }
+}
+
 /// Interrupts the system call of a thread of this process.
 fn interrupt(thread: Pid) {
     let (process, thread) = (std::process::id(), thread.as_raw_nonzero().get());
-    // SAFETY: the call takes numbers only. The thread ends after the watch, so that the number is its own.
+    // SAFETY: the call takes numbers only. The caller holds the lock of `ALL`, so that the thread has not ended.
     unsafe { libc::syscall(libc::SYS_tgkill, process, thread, libc::SIGURG) };
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::mpsc::channel;
+    use rustix::event::{EventfdFlags, eventfd};
+    use std::io::Read;
     use std::time::Instant;
 
-    /// Far more than two looks.
+    /// Far more than the time between two looks.
     const PATIENCE: Duration = Duration::from_secs(60);
 
-    /// A blocking eventfd.
-    fn eventfd() -> File {
-        let eventfd = rustix::event::eventfd(0, rustix::event::EventfdFlags::empty()).unwrap();
-        File::from(eventfd)
+    fn wait_until(what: &str, is_so: impl Fn() -> bool) {
+        let begin = Instant::now();
+        while !is_so() {
+            assert!(begin.elapsed() < PATIENCE, "{what}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
-    /// One for which a write waits.
+    /// An eventfd whose writes wait.
     fn full() -> File {
-        let mut full = eventfd();
+        let mut full = File::from(eventfd(0, EventfdFlags::empty()).unwrap());
         full.write_all(&(u64::MAX - 1).to_ne_bytes()).unwrap();
         full
     }
 
     #[test]
-    fn a_write_that_does_not_return_is_interrupted_and_ends_all_signals_of_its_disk() {
-        let mut watch = Watch::new().unwrap();
-        let watched = Arc::clone(&watch.shared);
-        let (give, take) = channel();
-        let (go, wait) = channel();
-        let thread = std::thread::spawn(move || {
-            let writes = Writes::new(watched);
-            give.send(Arc::clone(&writes)).unwrap();
-            wait.recv().unwrap();
-            let [bad, good] = [(); 2].map(|()| Signals::new(Arc::clone(&writes)));
-            let (mut full, mut free) = (full(), eventfd());
-            let ends = [bad.signal(&mut full), bad.signal(&mut free), good.signal(&mut free)];
-            (ends, Instant::now())
-        });
-        watch.start(vec![take.recv().unwrap()]).unwrap();
-        // The watch parks without a write.
-        let begin = Instant::now();
-        while !watch.shared.parked.load(SeqCst) {
-            assert!(begin.elapsed() < PATIENCE, "the watch never parks");
-            std::thread::sleep(Duration::from_millis(1));
+    fn a_write_that_waits_is_interrupted_also_after_a_time_without_writes() {
+        let mut free = File::from(eventfd(0, EventfdFlags::NONBLOCK).unwrap());
+        for _ in 0..2 {
+            assert_eq!(signal(&mut free), Ok(()));
+            assert_eq!(signal(&mut full()), Err(Blocked));
+            wait_until("the watch does not park", || PARKED.load(SeqCst));
         }
-        go.send(()).unwrap();
-        let (ends, at) = thread.join().unwrap();
-        assert_eq!(ends, [Err(BLOCKED), Err(BLOCKED), Ok(())]);
-        assert!(at - begin < PATIENCE);
-        watch.end();
+        // A thread that has ended is not looked at.
+        std::thread::spawn(|| signal(&mut full())).join().unwrap().unwrap_err();
+        wait_until("the writes stay", || all().len() == 1);
+    }
+
+    /// A front-end that lets each write wait for a time shorter than that between two looks is found, too.
+    #[test]
+    fn writes_that_wait_again_and_again_are_interrupted() {
+        let mut full = full();
+        let mut other = full.try_clone().unwrap();
+        std::thread::spawn(move || {
+            loop {
+                std::thread::sleep(LOOK_EVERY / 5);
+                let _ = other.read(&mut [0; 8]);
+                let _ = other.write(&(u64::MAX - 1).to_ne_bytes());
+            }
+        });
+        let begin = Instant::now();
+        while signal(&mut full).is_ok() {
+            assert!(begin.elapsed() < PATIENCE, "each write waits");
+        }
     }
 }

@@ -20,14 +20,12 @@ use crate::plane::Coalesce;
 use crate::poll::{Polled, Polls};
 use crate::portion::Portion;
 use crate::running::RunningQueue;
-use crate::signals::Writes;
 use crate::trace::is_any_traced;
 use crate::uring::Uring;
 use backend::Token;
 use disks::Disks;
 use parking::ActiveQueues;
 use std::os::fd::AsRawFd;
-use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
 use vmm_sys_util::eventfd::EventFd;
@@ -57,7 +55,6 @@ pub(crate) struct Worker {
     events: Vec<(Event, i32)>,
     mail: Receiver<Mail>,
     mail_fd: EventFd,
-    pub(crate) writes: Arc<Writes>,
     /// Number of running queues.
     running: usize,
     /// Queues that the control plane waits for.
@@ -71,8 +68,8 @@ impl Worker {
         poll_max: Duration,
         portion: Portion,
         coalesce: Coalesce,
-        (mail, mail_fd): (Receiver<Mail>, EventFd),
-        writes: Arc<Writes>,
+        mail: Receiver<Mail>,
+        mail_fd: EventFd,
     ) -> Self {
         Worker {
             disks: Disks::default(),
@@ -87,7 +84,6 @@ impl Worker {
             events: Vec::with_capacity(256),
             mail,
             mail_fd,
-            writes,
             running: 0,
             stopping: Vec::new(),
             exit: false,

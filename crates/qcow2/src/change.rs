@@ -112,8 +112,9 @@ impl Image {
         let zeroed = self.access.write_zeroes(at, len);
         // Also those of clusters before an error.
         self.claim_changed(at..at + len)?;
+        let told = self.changed(frees);
         zeroed?;
-        self.changed(frees)
+        told
     }
 
     /// Bytes of a range in its first cluster.

@@ -44,9 +44,11 @@ impl Qcow2Disk {
         };
         match ended {
             Ok(()) => self.end_use(),
-            // The thread may be in the middle of a commit. Until it ends, nobody else may write to the image, which
-            // keeps its mark.
-            Err(_) => drop(self.work().send(Work::Hold(Arc::clone(self.top())))),
+            // The thread may be in the middle of a commit. Until it ends, nobody else may write to the image.
+            Err(why) if why.kind() == io::ErrorKind::TimedOut => {
+                let _ = self.work().send(Work::Hold(Arc::clone(self.top()))); // a thread that has ended writes nothing
+            }
+            Err(_) => {} // the image keeps its mark
         }
     }
 }

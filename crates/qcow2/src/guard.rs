@@ -17,7 +17,7 @@
 use crate::clusters::Clusters;
 use crate::entry::Entry;
 use crate::places::Places;
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::io;
 use std::ops::Range;
 
@@ -75,7 +75,7 @@ pub(crate) struct Guard {
     /// Clusters that the looked-at entries name.
     named: usize,
     /// Clusters that a commit has freed in part.
-    half_freed: Vec<Range<u64>>,
+    half_freed: BTreeSet<(u64, u64)>,
     /// The reason why nothing may be written any more.
     damage: Option<String>,
 }
@@ -281,23 +281,33 @@ impl Guard {
         }
     }
 
-    /// A commit that has checked these clusters has failed before its end: it may be repeated.
+    /// A commit that has checked these clusters has failed before its end: it may be repeated, and the file may have
+    /// their lower counts by then.
     pub(crate) fn half_free(&mut self, freed: Vec<Range<u64>>) {
-        self.half_freed.extend(freed);
+        self.half_freed.extend(freed.into_iter().map(|range| (range.start, range.end)));
     }
 
-    /// Takes a commit that has succeeded: its tables, if they are others, and the clusters that are free.
-    pub(crate) fn committed(&mut self, new: Option<Places>, freed: &[Range<u64>]) {
+    /// Takes a commit that has succeeded: its tables, if they are others, and the clusters that are free. Returns
+    /// these, and those that failed commits before it may have freed.
+    pub(crate) fn committed(
+        &mut self,
+        new: Option<Places>,
+        freed: Vec<Range<u64>>,
+    ) -> Vec<Range<u64>> {
+        self.half_free(freed);
         let bits = self.places.cluster_bits;
         if let Some(new) = new {
             self.places = new;
         }
-        for range in std::mem::take(&mut self.half_freed).iter().chain(freed) {
+        let all = std::mem::take(&mut self.half_freed).into_iter();
+        let all: Vec<_> = all.map(|(start, end)| start..end).collect();
+        for range in &all {
             for cluster in range.start >> bits..range.end >> bits {
                 self.data.remove(cluster);
                 self.compressed.remove(cluster);
             }
         }
+        all
     }
 }
 
@@ -444,7 +454,8 @@ mod tests {
         assert!([7, 8].into_iter().all(|cluster| !guard.is_free(cluster)));
         guard.places = Places { cluster_bits: 16, ..Places::default() };
         guard.half_free(one(8));
-        guard.committed(None, &one(7));
+        guard.half_free(one(8));
+        assert_eq!(guard.committed(None, one(7)), [7 << 16..8 << 16, 8 << 16..9 << 16]);
         assert!([7, 8].into_iter().all(|cluster| guard.is_free(cluster)));
     }
 

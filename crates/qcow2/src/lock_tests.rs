@@ -48,8 +48,8 @@ fn an_image_stays_locked_and_marked_while_its_thread_is_in_a_commit() {
     let mut rig = Rig::of(&disk, &engine);
     rig.write(0, &vec![1; 4 * CLUSTER as usize]);
     disk.unmap_discarded(PATIENCE).expect("nothing is left to do");
-    assert_eq!(rig.run(&mut Request::command(IoKind::Discard, 0, CLUSTER)), Ok(()));
     let commit = log.lock().expect("no thread panics");
+    assert_eq!(rig.run(&mut Request::command(IoKind::Discard, 0, CLUSTER)), Ok(()));
     drop((rig, disk));
     let refused = Qcow2Disk::open(&path, &options(Duration::ZERO)).err();
     let why = refused.expect("the thread may still write").to_string();

@@ -37,8 +37,6 @@ const COMPARED: usize = 64 << 10;
 pub(crate) struct Overlay {
     sectors: BTreeMap<u64, Sector>,
     pub(crate) reserve: Reserve,
-    /// The clusters that failed commits may have freed, since one has succeeded.
-    pub(crate) freed: Vec<Range<u64>>,
     /// The content of the file, for a comparison.
     compared: Vec<u8>,
     revision: u64,

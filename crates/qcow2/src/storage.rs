@@ -219,18 +219,18 @@ impl Store {
         });
         let reused = freed.iter().map(|range| range.end).max().unwrap_or(0);
         self.fresh_from.fetch_max(reused, Ordering::Relaxed);
-        if let Some(mut guard) = self.guard() {
-            match written {
-                Ok(()) => guard.committed(places, &freed),
-                Err(_) => guard.half_free(freed.clone()),
-            }
+        let guard = self.guard();
+        if let Err(why) = written {
+            guard.into_iter().for_each(|mut guard| guard.half_free(freed.clone()));
+            return Err(why);
         }
-        // The file may have the lower counts of a commit that fails: the next one does not find these clusters again.
-        overlay.freed.extend(freed);
-        written?;
+        let freed = match guard {
+            Some(mut guard) => guard.committed(places, freed),
+            None => freed,
+        };
         overlay.committed();
         self.must_commit.store(false, Ordering::Relaxed);
-        Ok(std::mem::take(&mut overlay.freed))
+        Ok(freed)
     }
 
     /// Allows to count clusters as used before they are: a crash may leak them. The image has a mark that tells it.

@@ -71,16 +71,18 @@ impl Target {
             let remedy = "delete them with `qemu-img snapshot -d`";
             return Err(chain::refuse(path, "it has internal snapshots", remedy));
         }
-        let image = Image::new(chain::open(&links, true, log)?, header, Arc::default());
         // The rest of such a cluster is read where it was: a new place of the cluster frees that.
-        if read_in.is_some_and(|bytes| bytes < header.cluster_bytes)
-            && image.moves_data().map_err(failed)?
-        {
+        let moves_data = || {
+            let image = Image::new(chain::open(&links, false, None)?, header, Arc::default());
+            image.moves_data().map_err(failed)
+        };
+        if read_in.is_some_and(|bytes| bytes < header.cluster_bytes) && moves_data()? {
             let what = "it has compressed clusters or clusters without the flag COPIED, which are larger than those \
                         of the image over it";
             let remedy = "commit with the disk stopped (qemu-img commit)";
             return Err(chain::refuse(path, what, remedy));
         }
+        let image = Image::new(chain::open(&links, true, log)?, header, Arc::default());
         // An end in the middle may leak clusters. The mark stays until they are looked for.
         mark::set_in_use(&file, mark::InUse::Leaks).map_err(failed)?;
         if mark::in_use(&file).map_err(failed)?.is_some() {

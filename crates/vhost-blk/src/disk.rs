@@ -273,7 +273,8 @@ fn adopt(
         return Ok(of_qcow2(disk.map_err(|error| Failure::told(WHAT, error))?));
     }
     let adopted = File::adopt(path, file, is_checked, options);
-    Ok(of_raw(adopted.map_err(|error| Failure::told(WHAT, error))?, Some(true)))
+    // The device takes over whether there is a lock, and whether it is held.
+    Ok(of_raw(adopted.map_err(|error| Failure::told(WHAT, error))?, true, true))
 }
 
 /// Compares `--format` with the format of a running disk. A guest can write the header of a qcow2 image
@@ -289,12 +290,12 @@ pub fn check_format(args: &DiskArgs, is_qcow2: bool) -> Result<(), &'static str>
     }
 }
 
-/// A raw disk. `held`: its lock is held, or follows a guest.
-fn of_raw(file: File, held: Option<bool>) -> Opened {
+/// A raw disk. `held`: the guest is here, with the lock if there is one. `has_lock`: the lock follows a guest.
+fn of_raw(file: File, held: bool, has_lock: bool) -> Opened {
     let notices = file.notices().to_vec();
-    let lock = held.map(|held| (file.image_lock(), held));
+    let lock = if has_lock { file.image_lock() } else { file.image_lock().without_lock() };
     let file = Arc::new(file);
-    Opened { disk: file.clone(), top: Some(file), qcow2: None, lock, notices }
+    Opened { disk: file.clone(), top: Some(file), qcow2: None, lock: Some((lock, held)), notices }
 }
 
 fn open_raw(
@@ -312,7 +313,9 @@ fn open_raw(
         FileError::Lock(error) => Some(error),
         _ => None,
     });
-    Ok(of_raw(opened.map_err(file_failure)?, follows.then_some(locks_at_start)))
+    // Without a lock the guest is at the start where it was last: here, or it is on its way.
+    let is_here = !args.incoming.is_on();
+    Ok(of_raw(opened.map_err(file_failure)?, is_here, follows))
 }
 
 fn open_qcow2(
@@ -370,7 +373,7 @@ fn open_locked(
         let remedy = "check the file system";
         file.take_over_lock().map_err(|error| Failure::run(LOCK, error, remedy))?;
     }
-    Ok(of_raw(file, locks.then_some(true)))
+    Ok(of_raw(file, true, locks))
 }
 
 fn file_failure(error: FileError) -> Failure {

@@ -51,7 +51,8 @@ impl Server {
         }
         let planes = PlaneSelector::new(Arc::clone(&disk), plane, kernel, choice(args.data_plane))
             .map_err(|error| Failure::told("use the kernel data plane", error))?;
-        let mut device = Device::new(disk, planes, device_options(args));
+        let mut device = Device::new(disk, planes, device_options(args))
+            .map_err(|error| Failure::told("open an eventfd", error))?;
         let health = Arc::new(health(args));
         device.set_health(Arc::clone(&health));
         if let Some((lock, held)) = lock {
@@ -76,11 +77,8 @@ impl Server {
     }
 
     /// Calls `observer` after each change of the disk.
-    ///
-    /// # Errors
-    /// The error of the system call, if no file descriptor is left.
-    pub fn observe(&mut self, observer: impl Fn(Notice) + Send + 'static) -> std::io::Result<()> {
-        self.device.observe(observer)
+    pub fn observe(&mut self, observer: impl Fn(Notice) + Send + 'static) {
+        self.device.observe(observer);
     }
 
     /// Calls `observer` after each change of the health of the disk, from any thread. It must not

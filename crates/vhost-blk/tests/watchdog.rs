@@ -76,7 +76,8 @@ fn pings_come_from_a_daemon_without_a_disk() {
 fn data_plane_thread(daemon: &Daemon) -> Pid {
     let tasks = format!("/proc/{}/task", daemon.id());
     let mut tasks = fs::read_dir(tasks).unwrap().map(|task| task.unwrap().path());
-    let is_it = |task: &PathBuf| fs::read_to_string(task.join("comm")).unwrap() == "vhost-blk-0\n";
+    let name = |task: &PathBuf| fs::read_to_string(task.join("comm"));
+    let is_it = |task: &PathBuf| name(task).is_ok_and(|name| name == "vhost-blk-0\n");
     let task = tasks.find(is_it).expect("a thread of the data plane");
     Pid::from_raw(task.file_name().unwrap().to_str().unwrap().parse().unwrap())
 }

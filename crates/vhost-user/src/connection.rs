@@ -55,8 +55,8 @@ pub(crate) fn serve(
 ) -> Result<(), ConnectionError> {
     stream.set_read_timeout(Some(READ_LIMIT))?;
     let peeked = stream.try_clone()?;
-    let faults = device.faults.as_ref().map(File::try_clone).transpose()?;
-    let commands = Commands { mailbox, faults: faults.as_ref() };
+    let faults = device.faults.try_clone()?;
+    let commands = Commands { mailbox, faults: &faults };
     let inherited = device.inherited.take();
     let session = Arc::new(Mutex::new(Session::new(device)));
     let silent = inherited.as_ref().is_none_or(|inherited| inherited.state.silent);
@@ -183,7 +183,7 @@ impl<'a> Conversation<'a> {
             let front_end = self.held.is_none().then_some(self.peeked);
             let sources = [
                 mailbox.map(|mailbox| (Source::Mailbox(mailbox), mailbox.as_fd())),
-                faults.map(|faults| (Source::Faults, faults.as_fd())),
+                Some((Source::Faults, faults.as_fd())),
                 front_end.map(|stream| (Source::FrontEnd, stream.as_fd())),
                 listener.map(|listener| (Source::Listener(listener), listener)),
             ];
@@ -248,7 +248,7 @@ fn handle<'a>(
 #[derive(Clone, Copy)]
 struct Commands<'a> {
     mailbox: Option<&'a Mailbox>,
-    faults: Option<&'a File>,
+    faults: &'a File,
 }
 
 /// An event that wakes the thread of the connection.

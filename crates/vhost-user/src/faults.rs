@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Ring faults of a device with an observer.
+//! Ring faults.
 //!
-//! A data plane signals a ring fault by the err eventfd of the queue, in the daemon and in the kernel.
-//! If the device has an observer, all queues get one eventfd of the daemon in place of the
-//! front-end's. The thread of the connection passes the signal on.
+//! A data plane signals a ring fault by the err eventfd of the queue, in the daemon and in the kernel. All queues get
+//! one eventfd of the daemon in place of the front-end's, which a front-end could block. The thread of the connection
+//! passes the signal on.
 
 use crate::control::Notice;
 use crate::session::Session;
+use data_plane::signal as signal_front_end;
 use rustix::event::{EventfdFlags, eventfd};
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 
 /// An eventfd that does not block.
 pub(crate) fn signal() -> io::Result<File> {
@@ -18,17 +19,13 @@ pub(crate) fn signal() -> io::Result<File> {
 
 impl Session<'_> {
     /// The err eventfd for the data plane of a queue.
-    pub(crate) fn err_of(&self, index: usize) -> io::Result<Option<File>> {
-        let observed = self.device.faults.as_ref();
-        let file = observed.or(self.queues[index].err.as_ref());
-        file.map(File::try_clone).transpose()
+    pub(crate) fn err_for_plane(&self) -> io::Result<File> {
+        self.device.faults.try_clone()
     }
 
     /// Tells the front-end and the observer of the queues that have faulted.
     pub(crate) fn pass_faults_on(&mut self) {
-        if let Some(mut faults) = self.device.faults.as_ref() {
-            let _ = faults.read(&mut [0; 8]); // EAGAIN: there was no signal
-        }
+        let _ = (&self.device.faults).read(&mut [0; 8]); // EAGAIN: there was no signal
         let counters = self.device.planes.device_counters().inspect_err(
             |error| tracing::warn!(%error, "the counters of the kernel module cannot be read"),
         );
@@ -42,7 +39,7 @@ impl Session<'_> {
             }
             slot.fault_told = true;
             if let Some(err) = &mut slot.err {
-                let _ = err.write(&1u64.to_ne_bytes()); // as a data plane does
+                let _ = signal_front_end(err); // a front-end that has blocked it learns of nothing
             }
             self.device.tell(Notice::Faulted(index as u16));
         }

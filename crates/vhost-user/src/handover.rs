@@ -131,7 +131,11 @@ impl Session<'_> {
             limits: device.planes.limits().into(),
             limit_group: device.planes.limit_group().map(|group| group.to_string()),
             errors: device.errors_set.then(|| device.health.rules().into()),
-            image_lock_held: device.image_lock.as_ref().map(|followed| followed.held),
+            image_lock_held: device
+                .image_lock
+                .as_ref()
+                .filter(|followed| !followed.lock.is_off())
+                .map(|followed| followed.held),
             front_ends: device.front_ends,
             counters: device.earlier_stats.iter().map(|&stats| stats.into()).collect(),
             health: HealthState::of(device.health.totals()),
@@ -264,8 +268,11 @@ impl Device {
         state.errors.map_or(Ok(()), |errors| self.set_error_rules(errors.into()))?;
         self.paused = state.paused;
         // The lock is that of the open image, whatever the options say.
-        let image_lock = self.image_lock.take().zip(state.image_lock_held);
-        self.image_lock = image_lock.map(|(followed, held)| FollowedLock { held, ..followed });
+        self.image_lock =
+            self.image_lock.take().map(|FollowedLock { lock, .. }| match state.image_lock_held {
+                Some(held) => FollowedLock { lock, held },
+                None => FollowedLock { lock: lock.without_lock(), held: true },
+            });
         self.writeback.store(state.writeback, Ordering::Relaxed);
         self.front_ends = state.front_ends;
         for (own, earlier) in self.earlier_stats.iter_mut().zip(&state.counters) {

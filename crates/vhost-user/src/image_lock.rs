@@ -7,6 +7,8 @@
 //! | serves | held | given up when the last queue is stopped by GET_VRING_BASE while the dirty log is on |
 //! | has handed over | released | taken again before a queue starts: the migration failed |
 //!
+//! Without a lock (`--lock off`) the states are the same: a backup notices that the guest was elsewhere.
+//!
 //! While the lock is released no queue runs, so that nothing is written. A queue whose lock another
 //! program holds does not start. A front-end can make the lock change in a loop: the log has one line
 //! of a kind in a second.
@@ -39,7 +41,9 @@ impl Session<'_> {
         };
         followed.lock.take(LOCK_WAIT_MAX).map_err(refusal)?;
         followed.held = true;
-        data_plane::log_once_per_second!(info, "took the lock of the image");
+        if !followed.lock.is_off() {
+            data_plane::log_once_per_second!(info, "took the lock of the image");
+        }
         if let Err(error) = self.resize(None) {
             data_plane::log_once_per_second!(warn, %error, "the present size of the image is not adopted");
         }
@@ -64,6 +68,7 @@ impl Session<'_> {
             return;
         }
         match followed.lock.give_up() {
+            Ok(()) if followed.lock.is_off() => followed.held = false,
             Ok(()) => {
                 followed.held = false;
                 data_plane::log_once_per_second!(

@@ -102,8 +102,8 @@ pub struct Device {
     mailbox: Option<Mailbox>,
     /// Gets each change, after [`Device::observe`].
     observer: Option<Observer>,
-    /// Signalled by all queues at a ring fault, if there is an observer.
-    faults: Option<File>,
+    /// Signalled by all queues at a ring fault.
+    faults: File,
     /// The cache mode. It outlives connections: a front-end that reconnects does not send it again.
     writeback: Arc<AtomicBool>,
     /// The front-end that replaces a silent one.
@@ -120,11 +120,14 @@ pub struct Device {
 
 impl Device {
     /// A device of a disk and the data planes that were started for it.
+    ///
+    /// # Errors
+    /// The error of the system call, if no file descriptor is left.
     pub fn new(
         disk: Arc<dyn Disk>,
         planes: impl Into<PlaneSelector>,
         options: DeviceOptions,
-    ) -> Self {
+    ) -> io::Result<Self> {
         let planes = planes.into();
         let config = DeviceConfig {
             info: disk.info(),
@@ -135,7 +138,7 @@ impl Device {
         let writeback = Arc::new(AtomicBool::new(options.writeback));
         let earlier_stats = vec![QueueStats::default(); options.num_queues.into()];
         let counted_kept = vec![0; options.num_queues.into()];
-        Device {
+        Ok(Device {
             disk,
             config,
             options,
@@ -146,24 +149,19 @@ impl Device {
             image_lock: None,
             mailbox: None,
             observer: None,
-            faults: None,
+            faults: faults::signal()?,
             writeback,
             waiting: None,
             inherited: None,
             front_ends: 0,
             earlier_stats,
             counted_kept,
-        }
+        })
     }
 
     /// Calls `observer` after each change, on the thread of the device. It must not block.
-    ///
-    /// # Errors
-    /// The error of the system call, if no file descriptor is left.
-    pub fn observe(&mut self, observer: impl Fn(Notice) + Send + 'static) -> io::Result<()> {
-        self.faults = Some(faults::signal()?);
+    pub fn observe(&mut self, observer: impl Fn(Notice) + Send + 'static) {
         self.observer = Some(Box::new(observer));
-        Ok(())
     }
 
     fn tell(&self, notice: Notice) {

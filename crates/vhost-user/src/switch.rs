@@ -118,7 +118,8 @@ impl Session<'_> {
             limit_group: device.planes.limit_group().cloned(),
             image_lock: match &device.image_lock {
                 None => ImageLockState::Off,
-                Some(lock) if lock.held => ImageLockState::Held,
+                Some(followed) if followed.lock.is_off() => ImageLockState::Off,
+                Some(followed) if followed.held => ImageLockState::Held,
                 Some(_) => ImageLockState::Released,
             },
             front_ends: device.front_ends,

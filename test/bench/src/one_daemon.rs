@@ -44,9 +44,14 @@ pub(crate) fn light_driver(socket: &Path) -> Result<Device> {
 }
 
 impl OneDaemon {
-    /// Starts the daemon with its files in `directory`. Each of `disks` is the text of a disk's
+    /// Starts the daemon with these options, and its files in `directory`. Each of `disks` is the text of a disk's
     /// configuration without its socket.
-    pub(crate) fn start(program: &Path, directory: &Path, disks: &[String]) -> Result<Self> {
+    pub(crate) fn start(
+        program: &Path,
+        directory: &Path,
+        disks: &[String],
+        options: &[&str],
+    ) -> Result<Self> {
         let configuration = directory.join("disks");
         fs::create_dir(&configuration)?;
         let mut sockets = Vec::new();
@@ -57,13 +62,14 @@ impl OneDaemon {
             sockets.push(socket);
         }
         let control = directory.join("control");
-        let args = [
+        let mut args = vec![
             program.display().to_string(),
             "daemon".to_owned(),
             format!("--control-path={}", control.display()),
             format!("--config-dir={}", configuration.display()),
         ];
-        let daemon = Daemon::start(args.to_vec(), &control, &directory.join("daemon.log"))?;
+        args.extend(options.iter().map(|&option| option.to_owned()));
+        let daemon = Daemon::start(args, &control, &directory.join("daemon.log"))?;
         // The disks of the directory come after the control socket.
         wait_until(DISKS_MAX, "the sockets of all disks", || {
             Ok(sockets.iter().all(|socket| socket.exists()).then_some(()))

@@ -265,7 +265,12 @@ impl File {
     /// A handle on the lock that [`File::lock`] takes.
     pub fn image_lock(&self) -> ImageLock {
         let access = Access::of(self.info.read_only);
-        ImageLock { shared: Arc::clone(&self.shared), path: self.path.clone(), access }
+        ImageLock {
+            shared: Arc::clone(&self.shared),
+            path: self.path.clone(),
+            access,
+            is_off: false,
+        }
     }
 
     /// A second descriptor of the open file, with the same lock, for a later program.

@@ -12,10 +12,11 @@ use crate::health::Health;
 use crate::limits::{KernelUser, Limits, Share};
 use crate::plane::{Choices, Coalesce, IoPoll, QueueSetup, QueueState};
 use crate::region::InflightRegion;
+use crate::signals::signal;
 use backend::Disk;
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{self, Read, Seek, Write};
+use std::io::{self, Read, Seek};
 use std::num::NonZeroU64;
 use std::sync::Arc;
 use vhost::VhostBackend;
@@ -388,7 +389,7 @@ struct Stopped {
 impl Held {
     fn call(&mut self) {
         if let Some(call) = &mut self.call {
-            let _ = call.write(&1u64.to_ne_bytes());
+            let _ = signal(call);
         }
     }
 }

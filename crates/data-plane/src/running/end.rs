@@ -3,22 +3,40 @@
 
 use super::RunningQueue;
 use crate::plane::{Choices, QueueState};
+use crate::signals::signal;
 use crate::stall::StallChange;
 use std::collections::VecDeque;
 use std::fmt::Display;
 
 impl RunningQueue {
-    /// Handles a ring fault: takes no further chain, signals the front-end, completes the requests
-    /// in flight.
+    /// Handles a ring fault: takes no further chain, and completes the requests in flight.
     #[cold]
     pub(crate) fn fault(&mut self, fault: &dyn Display) {
         log_fault(self.index, fault);
+        self.end_taking();
+    }
+
+    /// Stops the queue for a front-end that has blocked an eventfd, and all later ones of the disk.
+    #[cold]
+    pub(crate) fn block(&mut self) {
+        self.health.block();
+        if !self.faulted {
+            crate::log_once_per_second!(
+                error,
+                queue = self.index,
+                "the front-end has blocked a call eventfd: no queue of the disk runs until the disk \
+                 is removed and added again, or the daemon restarts"
+            );
+            self.end_taking();
+        }
+    }
+
+    /// Takes no further chain, and tells the control plane.
+    fn end_taking(&mut self) {
         self.faulted = true;
         self.resubmit.clear();
-        if let Some(err) = &mut self.err
-            && self.signals.signal(err).is_err()
-        {
-            self.err = None;
+        if let Some(err) = &mut self.err {
+            let _ = signal(err);
         }
     }
 

@@ -4,7 +4,6 @@
 use crate::event::QueueId;
 use crate::limits::Share;
 use crate::running::RunningQueue;
-use crate::signals::{Signals, Writes};
 use crate::submit::Storage;
 use std::sync::Arc;
 
@@ -16,15 +15,12 @@ pub(super) struct DiskOnThread {
     pub(super) storage: Storage,
     /// Its part in its limits.
     pub(super) share: Arc<Share>,
-    /// The eventfds of its queues.
-    pub(super) signals: Arc<Signals>,
     queues: Vec<Option<RunningQueue>>,
 }
 
 impl DiskOnThread {
-    pub(super) fn new(storage: Storage, share: Arc<Share>, writes: &Arc<Writes>) -> Self {
-        let signals = Signals::new(Arc::clone(writes));
-        DiskOnThread { storage, share, signals, queues: Vec::new() }
+    pub(super) fn new(storage: Storage, share: Arc<Share>) -> Self {
+        DiskOnThread { storage, share, queues: Vec::new() }
     }
 
     /// A running queue, and the storage of the disk.

@@ -96,8 +96,7 @@ impl Worker {
         let number = self.disks.free_disk().ok_or(StartError::Full)?;
         self.engine.open_port(number, &lane.files(), iopoll).map_err(StartError::Register)?;
         self.engine.ports[usize::from(number)].submits_elsewhere = submits_elsewhere;
-        self.disks
-            .insert(number, DiskOnThread::new(Storage::new(number, lane), share, &self.writes));
+        self.disks.insert(number, DiskOnThread::new(Storage::new(number, lane), share));
         Ok(number)
     }
 
@@ -106,9 +105,11 @@ impl Worker {
         let disk = self.disks.disk(number);
         let slow_start = disk.storage.moves_data_itself();
         let id = QueueId { disk: number, queue: disk.free_queue() };
-        let of_disk = (Arc::clone(&disk.share), Arc::clone(&disk.signals));
-        let mut queue = RunningQueue::new(id, setup, ring, slow_start, self.coalesce, of_disk);
-        if queue.ring.may_wait_for_call() {
+        let mut queue =
+            RunningQueue::new(id, setup, ring, slow_start, self.coalesce, Arc::clone(&disk.share));
+        if queue.is_blocked() {
+            queue.block();
+        } else if queue.ring.may_wait_for_call() {
             queue.call();
         }
         arm_kick(&mut self.engine, &mut queue);

@@ -76,9 +76,8 @@ impl Rig {
         let [mail_fd, wake] = [(); 2].map(|()| EventFd::new(EFD_NONBLOCK).unwrap());
         let (postbox, inbox) = Postbox::new(wake);
         let engine = Uring::new().expect("an io_uring");
-        let (portion, writes) = (Portion::new(portion), Writes::new(Arc::default()));
-        let mut worker =
-            Worker::new(engine, poll_max, portion, Coalesce::Off, (inbox, mail_fd), writes);
+        let portion = Portion::new(portion);
+        let mut worker = Worker::new(engine, poll_max, portion, Coalesce::Off, inbox, mail_fd);
         let lane = Box::new(Steps { operations, left: HashMap::new() });
         let limiter = Limiter::new(None);
         let share = Arc::clone(limiter.join().share());

@@ -49,6 +49,9 @@ impl fmt::Display for Destination {
     }
 }
 
+/// Bytes of a file that are zeroed at once: an entry for each cluster of a qcow2 file.
+const FILE_ZEROES_MAX: u64 = 4 << 30;
+
 impl Destination {
     /// The path of the file, or of the socket.
     pub(super) fn path(&self) -> &Path {
@@ -61,7 +64,7 @@ impl Destination {
     /// Most bytes to zero while a guest may wait.
     pub(super) fn zeroes_max(&self) -> u64 {
         match self {
-            Destination::File { .. } => u64::MAX,
+            Destination::File { .. } => FILE_ZEROES_MAX,
             Destination::Export(_) => ZEROES_MAX,
         }
     }

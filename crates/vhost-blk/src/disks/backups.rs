@@ -50,8 +50,9 @@ impl Disks {
     /// storage may hang.
     ///
     /// # Errors
-    /// [`Failure`] if there is no such disk, or the sync fails.
+    /// [`Failure`] if there is no such disk, an upgrade is in progress, or the sync fails.
     pub fn sync_image(&self, name: &str, what: &str) -> Result<(), Failure> {
+        let _sign = self.wait_for_storage(name, what)?;
         let image = self.lock().entry(name)?.image.clone();
         let image = image.filter(|image| !image.disk.info().read_only);
         let synced = image.map_or(Ok(()), |image| synced(&*image.disk));

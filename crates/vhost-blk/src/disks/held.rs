@@ -96,10 +96,15 @@ impl State {
         let all = self.table.iter().filter_map(|slot| disk(slot).transpose());
         let all = all.collect::<Result<_, _>>()?;
         // Their threads may not be interruptible, and the exchange of the program waits for all threads.
-        match (self.targets.first(), self.first_given_up()) {
-            (Some((path, act)), _) => Err(UpgradeError::Target { path: path.to_owned(), act }),
-            (None, Some(name)) => Err(UpgradeError::GivenUp { name: name.to_owned() }),
-            (None, None) => Ok(all),
+        if let Some((path, act)) = self.targets.first() {
+            return Err(UpgradeError::Target { path: path.to_owned(), act });
+        }
+        if let Some(name) = self.first_given_up() {
+            return Err(UpgradeError::GivenUp { name: name.to_owned() });
+        }
+        match self.storage_waits.first() {
+            Some(name) => Err(UpgradeError::Storage { name: name.to_owned() }),
+            None => Ok(all),
         }
     }
 

@@ -87,7 +87,7 @@ use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
-use targets::Targets;
+use targets::{StorageWaits, Targets};
 use traces::Traces;
 use turn::Turn;
 use vhost_user::{Answer, Command, Control, Posted, Status};
@@ -191,6 +191,7 @@ struct State {
     /// The begins of permits of threads that work on disks of the directory.
     permits: Vec<Arc<Instant>>,
     targets: Targets,
+    storage_waits: StorageWaits,
 }
 
 enum Slot {

@@ -145,7 +145,7 @@ impl Disks {
         let connected = taken_over.transpose()?.flatten();
         let control = Arc::new(server.control().map_err(no_descriptor)?);
         let stop = Arc::new(Stop::new().map_err(no_descriptor)?);
-        let events = self.observe(&name, &mut server).map_err(no_descriptor)?;
+        let events = self.observe(&name, &mut server);
         // The image may have taken its time: no socket appears after a removal.
         let free = reservation.check();
         let (endpoint, connected) =
@@ -231,10 +231,10 @@ impl Disks {
     }
 
     /// Makes the device of the disk `name` tell the subscribers of its changes. Returns its events.
-    fn observe(&self, name: &str, server: &mut Server) -> io::Result<Arc<DiskEvents>> {
+    fn observe(&self, name: &str, server: &mut Server) -> Arc<DiskEvents> {
         let events = Arc::new(DiskEvents::new(Arc::clone(&self.events), name));
         let told = Arc::clone(&events);
-        server.observe(move |notice| told.tell(&Change::Device(notice)))?;
+        server.observe(move |notice| told.tell(&Change::Device(notice)));
         let told = Arc::clone(&events);
         let (failures, of_failure) = (self.failures.names(), name.to_owned());
         server.observe_health(move |event: &HealthEvent| {
@@ -246,7 +246,7 @@ impl Disks {
         let (traces, disk) = (Arc::clone(&self.traces), name.to_owned());
         let tell = move |message: Traced<'_>| traces.tell(&disk, message);
         server.health().set_trace_hook(Box::new(tell));
-        Ok(events)
+        events
     }
 
     /// Serves a disk that [`Disks::prepare`] opened.

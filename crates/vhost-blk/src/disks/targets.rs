@@ -2,6 +2,8 @@
 //! The targets of mirrors, backups and snapshots that threads use, even after the end of that work: a storage that
 //! hangs keeps its thread. No other work of the same kind on a disk of this name begins meanwhile, so that such
 //! threads are few, and no upgrade, whose exchange of the program would wait for the thread.
+//!
+//! Also the threads of the control plane that wait for the storage of a served disk itself.
 
 use super::Disks;
 use crate::backup::{ANOTHER, BUSY};
@@ -57,7 +59,35 @@ impl Targets {
     }
 }
 
+/// The threads that wait for the storage of a served disk: the disk, and a sign that is alive meanwhile.
+#[derive(Debug, Default)]
+pub(super) struct StorageWaits(Vec<(String, Weak<()>)>);
+
+impl StorageWaits {
+    /// A disk whose storage a thread waits for.
+    pub(super) fn first(&self) -> Option<&str> {
+        let mut waits = self.0.iter();
+        waits.find(|(_, sign)| sign.strong_count() > 0).map(|(disk, _)| disk.as_str())
+    }
+}
+
 impl Disks {
+    /// Notes that this thread waits for the storage of a disk, until the drop of the result. No upgrade begins
+    /// meanwhile. `what`: the command, for an error.
+    ///
+    /// # Errors
+    /// [`Failure`] if there is no such disk, or an upgrade is in progress.
+    pub(super) fn wait_for_storage(&self, name: &str, what: &str) -> Result<Arc<()>, Failure> {
+        let mut state = self.lock();
+        state.check_free(what)?;
+        state.entry(name)?;
+        let sign = Arc::new(());
+        let StorageWaits(waits) = &mut state.storage_waits;
+        waits.retain(|(_, sign)| sign.strong_count() > 0);
+        waits.push((name.to_owned(), Arc::downgrade(&sign)));
+        Ok(sign)
+    }
+
     /// Notes that this thread, or that with the result, uses a target for a disk. `what`: the command, for an
     /// error. `act`: the kind of the work.
     ///

@@ -4,6 +4,7 @@
 use crate::create;
 use crate::failure::Failure;
 use backend::create::{error_of, sync_directory};
+use backend::file::identity_of;
 use backend::lock::{Access, LockError, lock_image};
 use backend::mark;
 use qcow2::copy::Source;
@@ -43,7 +44,13 @@ impl Place {
     /// [`Failure`], also if the place has a file of `source`, or one in use.
     pub(super) fn take(path: &Path, overwrite: bool, source: &Source) -> Result<Place, Failure> {
         let failed = |why: io::Error| failure(path, 0, why);
-        let old = match File::open(path) {
+        // The name of a link stays; its file is replaced.
+        let target = match fs::canonicalize(path) {
+            Ok(target) => target,
+            Err(why) if why.kind() == io::ErrorKind::NotFound => path.to_owned(),
+            Err(why) => return Err(failed(why)),
+        };
+        let old = match File::open(&target) {
             Ok(_) if !overwrite => {
                 return Err(exists(path, "give --overwrite, or choose another name"));
             }
@@ -52,12 +59,7 @@ impl Place {
             Err(why) => return Err(failed(why)),
         };
         let mode = source.mode_of_copy().map_err(failed)?;
-        // The name of a link stays; its file is replaced.
-        let path = match &old {
-            Some(_) => fs::canonicalize(path).map_err(failed)?,
-            None => path.to_owned(),
-        };
-        Place::make(path, old, mode, PART)
+        Place::make(target, old, mode, PART)
     }
 
     /// As [`Place::take`], where the place has to be free. Only this user may read the new file.
@@ -159,6 +161,7 @@ impl Place {
     pub(crate) fn fill(self, size_bytes: u64) -> Result<(), Failure> {
         let Place { path, new, old } = self;
         let failed = |why: io::Error| failure(&path, size_bytes, why);
+        old.as_ref().map_or(Ok(()), |old| check_is_at(&path, old))?;
         let named = match &old {
             Some(_) => new.persist(&path),
             None => new.persist_noclobber(&path),
@@ -216,6 +219,17 @@ fn check_old(path: &Path, old: File, source: &Source) -> Result<File, Failure> {
     }
 }
 
+/// Refuses to replace another file than the one that was checked and locked.
+fn check_is_at(path: &Path, old: &File) -> Result<(), Failure> {
+    let failed = |why: io::Error| failure(path, 0, why);
+    let found = fs::symlink_metadata(path).map_err(failed)?;
+    if identity_of(&found) == identity_of(&old.metadata().map_err(failed)?) {
+        return Ok(());
+    }
+    let why = format!("{}: another file got this name meanwhile", path.display());
+    Err(Failure::run(WHAT, why, "look at that file, and repeat the command"))
+}
+
 /// Gives the new file owner and mode of the old one.
 pub(crate) fn inherit(old: &Metadata, new: &File) -> io::Result<()> {
     let own = new.metadata()?;
@@ -234,6 +248,23 @@ mod tests {
 
     /// A user that no directory belongs to.
     const NOBODY: u32 = 65_534;
+
+    #[test]
+    fn a_file_that_got_the_name_meanwhile_is_not_replaced() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("b");
+        let replace = |old: File| Place::make(path.clone(), Some(old), 0o600, PART).unwrap();
+        fs::write(&path, "old").unwrap();
+        let place = replace(File::open(&path).unwrap());
+        fs::rename(&path, directory.path().join("moved")).unwrap();
+        fs::write(&path, "another one").unwrap();
+        let told = place.fill(4096).unwrap_err().to_string();
+        assert!(told.contains("another file got this name"), "{told}");
+        assert_eq!(fs::read(&path).unwrap(), b"another one");
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 2);
+        replace(File::open(&path).unwrap()).fill(4096).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"");
+    }
 
     /// The directory may be written and not be read, so that it cannot be synced.
     #[test]

@@ -61,6 +61,15 @@ pub enum UpgradeError {
         /// The name that it had.
         name: String,
     },
+    /// A thread waits for the storage of a disk.
+    #[error(
+        "a command, or a look at its device, waits for the storage of the disk {name}, and the exchange of the \
+         program would wait for it; repeat the command after that, or check that storage"
+    )]
+    Storage {
+        /// Name of the disk.
+        name: String,
+    },
     /// The limit on open files is too near: the new program could not open all of the disks.
     #[error(
         "{left} descriptors are left, and the take-over needs {needed} for a moment; raise the limit \

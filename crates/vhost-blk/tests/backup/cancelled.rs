@@ -143,25 +143,36 @@ fn after_sigterm_there_is_no_incomplete_target_each_of_20_times() {
 
 #[test]
 fn a_guest_that_moves_to_another_host_ends_its_backup_and_another_one_works_if_it_returns() {
-    let mut served = served(&[]);
-    fill(&served.place.image);
-    let options = Options { limit: Duration::from_secs(20), ..Options::default() };
-    let mut device = Device::connect(&served.place.socket, &options).unwrap();
-    let slow = json!({"bandwidth": SLOW});
-    let mut client = Client::start(&served.control, &served.place.path("copy"), slow);
-    let _log = device.start_log().unwrap();
-    device.session().stop_queue(0).unwrap();
-    served.daemon.log_line("gave the lock of the image up");
-    let reply = client.finish();
-    assert!(reply["parameters"]["why"].to_string().contains("another host"), "{reply}");
-    assert_eq!(parts(&served.place), [""; 0]);
-    let other = served.place.path("other");
-    let told = one_line(&served.ctl(&["backup", "--to", other.to_str().unwrap()]), 1);
-    assert!(told.contains("the guest runs elsewhere"), "{told}");
-    device.reconnect(&served.place.socket).unwrap();
-    served.daemon.log_line("took the lock of the image");
-    device.write(100, &[8; 512]).unwrap();
-    backup_again(&served);
+    for lock in ["auto", "off"] {
+        let mut served = served(&["--lock", lock]);
+        fill(&served.place.image);
+        let options = Options { limit: Duration::from_secs(20), ..Options::default() };
+        let mut device = Device::connect(&served.place.socket, &options).unwrap();
+        let [full, other] = ["full", "other"].map(|name| served.place.path(name));
+        let [full, other] = [&full, &other].map(|path| path.to_str().unwrap());
+        assert!(served.ctl(&["backup", "--to", full, "--bitmap", "b"]).status.success());
+        let slow = json!({"bandwidth": SLOW});
+        let mut client = Client::start(&served.control, &served.place.path("copy"), slow);
+        let _log = device.start_log().unwrap();
+        device.session().stop_queue(0).unwrap();
+        if lock == "auto" {
+            served.daemon.log_line("gave the lock of the image up");
+        }
+        let reply = client.finish();
+        assert!(reply["parameters"]["why"].to_string().contains("another host"), "{lock}: {reply}");
+        assert_eq!(parts(&served.place), [""; 0]);
+        let told = one_line(&served.ctl(&["backup", "--to", other]), 1);
+        assert!(told.contains("the guest runs elsewhere"), "{lock}: {told}");
+        device.reconnect(&served.place.socket).unwrap();
+        if lock == "auto" {
+            served.daemon.log_line("took the lock of the image");
+        }
+        device.write(100, &[8; 512]).unwrap();
+        // What the guest has written elsewhere is not noted.
+        let told = one_line(&served.ctl(&["backup", "--to", other, "--incremental", "b"]), 1);
+        assert!(told.contains("was on another host"), "{lock}: {told}");
+        backup_again(&served);
+    }
 }
 
 #[test]

@@ -183,3 +183,32 @@ fn an_overlay_that_hangs_while_it_is_made_holds_neither_the_disk_nor_another_one
     rig.ok(&words);
     assert!(content(&mut device).iter().all(|found| *found == 8));
 }
+
+/// The exchange of the program waits for all threads, while all disks stand still.
+#[test]
+fn an_image_that_is_made_durable_for_a_command_refuses_an_upgrade_until_it_answers() {
+    if may_not_mount() {
+        return;
+    }
+    let rig = Rig::new();
+    // A freeze makes its own file system durable, but not the one on an image in it.
+    let below = Mount::ext4(rig.place.dir.path(), 128);
+    let mount = Mount::ext4(below.place.path(), 64);
+    run(&["qemu-img", "create", "-qf", "raw", text(&mount.path("a.img")), "16M"]);
+    add(&rig, "a", &format!("--blk-file {} --direct off", text(&mount.path("a.img"))));
+    image(&rig, "o.img", "raw");
+    add(&rig, "o", "--blk-file o.img");
+    let (mut device, mut other) = (guest(&rig, "a"), guest(&rig, "o"));
+    device.write(0, &[1; 4096]).unwrap();
+    let frozen = Frozen::of(&below);
+    let client = begin(&rig, "snapshot a --to b");
+    let syncs = |(name, state): &(String, String)| name == "control-client" && state == "D";
+    rig.place.wait_until("the sync", || rig.daemon.threads().iter().any(syncs));
+    let line = rig.refused("upgrade", 1);
+    assert!(line.contains("waits for the storage of the disk a"), "{line}");
+    fill(&mut other, 2);
+    drop(frozen);
+    assert!(client.wait_with_output().unwrap().status.success());
+    rig.ok("upgrade");
+    assert_eq!(content(&mut device)[..4096], [1; 4096]);
+}

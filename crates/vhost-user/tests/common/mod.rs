@@ -224,14 +224,14 @@ fn make_device(disk: Arc<dyn Disk>, setup: &Setup, plane: UringPlane) -> vhost_u
         packed: setup.packed,
         writeback: setup.writeback,
     };
-    let mut device = vhost_user::Device::new(disk, planes, options);
+    let mut device = vhost_user::Device::new(disk, planes, options).expect("a descriptor");
     device.set_health(Arc::new(Health::new(setup.on_error, setup.io_timeout)));
     if let Some(notices) = &setup.notices {
         let notices = notices.clone();
         let tell = move |notice| {
             let _ = notices.send(notice); // the test may have ended
         };
-        device.observe(tell).expect("a descriptor");
+        device.observe(tell);
     }
     device
 }

@@ -114,7 +114,7 @@ impl Fleet {
             let disk = |_| format!("backend = \"null\"\nsize = {SIZE_BYTES}\nnum-queues = 1\n");
             let disks: Vec<_> = (0..disks).map(disk).collect();
             let OneDaemon { daemon, sockets, .. } =
-                OneDaemon::start(&programs.ours, directory.path(), &disks)?;
+                OneDaemon::start(&programs.ours, directory.path(), &disks, &[])?;
             let pids = vec![daemon.id()];
             let (servers, daemon) = (Vec::new(), Some(daemon));
             return Ok(Self {

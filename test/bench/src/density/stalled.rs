@@ -25,7 +25,7 @@ const DEPTHS: [u16; 2] = [1, 32];
 /// The least part of its rate that the busy disk keeps: two windows differ by as much here.
 const RATE_GOAL: f64 = 0.95;
 
-const METHOD: &str = "One daemon with two null disks. The driver of the first one keeps 4 KiB reads in flight and sleeps. \
+const METHOD: &str = "One daemon with two null disks on one thread. The driver of the first one keeps 4 KiB reads in flight and sleeps. \
     Windows in which the storage of the second disk answers none of its requests, and windows in which it has none, \
     take turns. Medians over the rounds.";
 
@@ -36,7 +36,7 @@ pub(super) fn measure(program: &Path, rounds: u32, window: Duration, set: &mut S
     // An answer that comes after the window.
     let delay = 2 * window + Duration::from_secs(1);
     let stalled = format!("{null}wrap = \"delay:us={},ops=read\"\n", delay.as_micros());
-    let served = OneDaemon::start(program, directory.path(), &[null, stalled])?;
+    let served = OneDaemon::start(program, directory.path(), &[null, stalled], &["--threads=1"])?;
     let mut stalled = light_driver(&served.sockets[1])?;
     for depth in DEPTHS {
         let load = Load::random_reads(depth);

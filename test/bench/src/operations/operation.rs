@@ -69,7 +69,7 @@ impl Rig {
             Ok(format!("blk-file = \"{}\"\nnum-queues = 1\n", image.display()))
         };
         let images = (0..disks).map(image).collect::<Result<Vec<_>>>()?;
-        let served = OneDaemon::start(program, directory.path(), &images)?;
+        let served = OneDaemon::start(program, directory.path(), &images, &[])?;
         let others = served.sockets.iter().skip(1);
         let idle = others.map(|socket| light_driver(socket)).collect::<Result<_>>()?;
         Ok(Self { served, round: 0, _idle: idle, directory })

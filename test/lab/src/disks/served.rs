@@ -191,7 +191,7 @@ fn serve_disk(disk: &Arc<dyn Disk>, stream: UnixStream) -> Result<()> {
         packed: true,
         writeback: true,
     };
-    Ok(Device::new(Arc::clone(disk), planes, options).serve(stream, None)?)
+    Ok(Device::new(Arc::clone(disk), planes, options)?.serve(stream, None)?)
 }
 
 /// Creates an empty file of a size.

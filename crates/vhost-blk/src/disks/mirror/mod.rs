@@ -22,6 +22,7 @@ mod copier;
 mod facts;
 mod old;
 mod plan;
+mod stack;
 mod state;
 mod target;
 mod worker;

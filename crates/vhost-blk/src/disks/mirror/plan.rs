@@ -2,6 +2,7 @@
 //! The checks of a mirror before anything is changed. Errors are texts with cause and remedy.
 
 use super::Wanted;
+use super::stack::stack;
 use crate::disks::exchange::{Source, path_of_new};
 use crate::options::DiskArgs;
 use crate::values::{AllowBacking, Format, Plane};
@@ -14,6 +15,8 @@ use std::path::{Path, PathBuf};
 
 /// Zeroes of this length and alignment are a hole of a raw image.
 const RAW_HOLE: u64 = 4096;
+
+const SYSFS: &str = "/sys";
 
 /// A mirror that can be begun.
 pub(super) struct Plan {
@@ -131,9 +134,10 @@ fn device(source: &Source, wanted: &Wanted, found: &Metadata) -> Result<PathBuf,
              --format, or give the path of a new file"
         ));
     }
-    let failed = |error: io::Error| format!("{shown}: {error}; check the path");
-    if source.image.top.opened_as().map_err(failed)?.identity == identity_of(found) {
-        return Err(format!("{shown} is the storage of the disk already; give another one"));
+    if is_of_disk(source, found)? {
+        return Err(format!(
+            "{shown} is the storage of the disk already, or has bytes in common with it; give another one"
+        ));
     }
     if !wanted.overwrite {
         return Err(format!(
@@ -141,6 +145,22 @@ fn device(source: &Source, wanted: &Wanted, found: &Metadata) -> Result<PathBuf,
         ));
     }
     Ok(wanted.target.clone())
+}
+
+/// Returns whether a block device is the storage of the disk or of one of its backing files, lies below it, or above.
+fn is_of_disk(source: &Source, found: &Metadata) -> Result<bool, String> {
+    let target = identity_of(found);
+    let above = stack(target, Path::new(SYSFS));
+    let files = source.image.qcow2.as_ref().map(|qcow2| qcow2.files());
+    for file in files.unwrap_or(std::slice::from_ref(&source.image.top)) {
+        let failed =
+            |error: io::Error| format!("the image: {error}; check the storage of the disk");
+        let own = file.opened_as().map_err(failed)?.identity;
+        if above.contains(&own) || stack(own, Path::new(SYSFS)).contains(&target) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 #[cfg(test)]
