@@ -66,7 +66,7 @@ fn clusters_that_a_failed_commit_has_freed_are_free_after_the_next_one() {
     let freed = end(&image, again, false).expect("a commit");
     let is_one = |range: &&Range<u64>| range.end - range.start == CLUSTER && range.end <= before;
     assert!(freed.iter().any(|range| is_one(&range)), "{freed:?}");
-    // Each is told once.
+    // A later commit does not list them again.
     let begun = freeing(&mut image, CLUSTER);
     assert!(!end(&image, begun, false).expect("a commit").iter().any(|it| freed.contains(it)));
 }

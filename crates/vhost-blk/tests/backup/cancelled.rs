@@ -168,7 +168,7 @@ fn a_guest_that_moves_to_another_host_ends_its_backup_and_another_one_works_if_i
             served.daemon.log_line("took the lock of the image");
         }
         device.write(100, &[8; 512]).unwrap();
-        // What the guest has written elsewhere is not noted.
+        // The bitmap lacks the writes of the guest elsewhere.
         let told = one_line(&served.ctl(&["backup", "--to", other, "--incremental", "b"]), 1);
         assert!(told.contains("was on another host"), "{lock}: {told}");
         backup_again(&served);

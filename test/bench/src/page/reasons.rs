@@ -166,8 +166,8 @@ impl Kept {
     }
 }
 
-/// True if the samples of a cell and of its peer could come from the same source. Where they are too few for the
-/// test, their ranges count.
+/// True if the samples of a cell and of its peer could come from the same source. The ranges count if the samples are
+/// too few for the test.
 fn is_noise(cell: &Cell<'_>) -> bool {
     let Some(peer) = cell.peer else { return false };
     match p_value(cell.row.values(IOPS), peer.values(IOPS)) {
