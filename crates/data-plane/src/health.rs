@@ -86,7 +86,7 @@ pub struct Health {
     halted: AtomicBool,
     /// A failed FLUSH has halted the disk. Later ones fail by the same loss.
     flush_failed: AtomicBool,
-    /// A front-end has blocked an eventfd: no queue runs any more.
+    /// A front-end has blocked an eventfd: no queue of the io_uring plane calls it any more.
     blocked: AtomicBool,
     report: Mutex<HealthReport>,
     failures: Mutex<Failures>,

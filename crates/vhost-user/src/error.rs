@@ -62,10 +62,7 @@ pub(crate) enum OperateError {
     #[error(transparent)]
     Resize(#[from] ResizeError),
     /// Another program may use the image.
-    #[error(
-        "the guest runs elsewhere, so this daemon does not hold the lock of the image; grow the \
-         disk there"
-    )]
+    #[error("the guest runs elsewhere, and may write to the image there; grow the disk there")]
     Released,
     /// The storage has the new size, and the device has the old one.
     #[error("the disk cannot be opened again with its new size: {0}; repeat the command")]

@@ -7,7 +7,7 @@
 
 use crate::control::Notice;
 use crate::session::Session;
-use data_plane::signal as signal_front_end;
+use data_plane::{PlaneKind, QueueHandle, signal as signal_front_end};
 use rustix::event::{EventfdFlags, eventfd};
 use std::fs::File;
 use std::io::{self, Read};
@@ -25,7 +25,8 @@ impl Session<'_> {
 
     /// Tells the front-end and the observer of the queues that have faulted.
     pub(crate) fn pass_faults_on(&mut self) {
-        let _ = (&self.device.faults).read(&mut [0; 8]); // EAGAIN: there was no signal
+        // EAGAIN: there was no signal.
+        let mut is_unexplained = (&self.device.faults).read(&mut [0; 8]).is_ok();
         let counters = self.device.planes.device_counters().inspect_err(
             |error| tracing::warn!(%error, "the counters of the kernel module cannot be read"),
         );
@@ -37,11 +38,26 @@ impl Session<'_> {
             if !self.device.planes.queue_report(running, &counters).faulted {
                 continue;
             }
-            slot.fault_told = true;
+            (slot.fault_told, is_unexplained) = (true, false);
             if let Some(err) = &mut slot.err {
                 let _ = signal_front_end(err); // a front-end that has blocked it learns of nothing
             }
             self.device.tell(Notice::Faulted(index as u16));
+        }
+        if is_unexplained {
+            self.pass_kernel_errors_on();
+        }
+    }
+
+    /// Passes a signal on for which no queue has stopped: the kernel cannot write to the dirty log, or to a status byte.
+    fn pass_kernel_errors_on(&mut self) {
+        let runs_there = |queue: &QueueHandle| queue.plane() == PlaneKind::Kernel;
+        for slot in &mut self.queues {
+            if let (Some(err), true) =
+                (&mut slot.err, slot.running.as_ref().is_some_and(runs_there))
+            {
+                let _ = signal_front_end(err);
+            }
         }
     }
 }

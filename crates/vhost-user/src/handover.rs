@@ -136,6 +136,10 @@ impl Session<'_> {
                 .as_ref()
                 .filter(|followed| !followed.lock.is_off())
                 .map(|followed| followed.held),
+            guest_is_away: device
+                .image_lock
+                .as_ref()
+                .is_some_and(|followed| followed.lock.is_off() && !followed.held),
             front_ends: device.front_ends,
             counters: device.earlier_stats.iter().map(|&stats| stats.into()).collect(),
             health: HealthState::of(device.health.totals()),
@@ -271,7 +275,7 @@ impl Device {
         self.image_lock =
             self.image_lock.take().map(|FollowedLock { lock, .. }| match state.image_lock_held {
                 Some(held) => FollowedLock { lock, held },
-                None => FollowedLock { lock: lock.without_lock(), held: true },
+                None => FollowedLock { lock: lock.without_lock(), held: !state.guest_is_away },
             });
         self.writeback.store(state.writeback, Ordering::Relaxed);
         self.front_ends = state.front_ends;

@@ -76,6 +76,15 @@ impl Session<'_> {
                     "gave the lock of the image up: the guest may go on elsewhere"
                 );
             }
+            Err(error) if followed.lock.is_off() => {
+                followed.held = false;
+                data_plane::log_once_per_second!(
+                    error,
+                    %error,
+                    "a completed write may be lost, and without a lock the guest may go on \
+                     elsewhere: check its data"
+                );
+            }
             Err(error) => {
                 data_plane::log_once_per_second!(
                     error,

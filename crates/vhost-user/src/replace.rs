@@ -55,8 +55,8 @@ pub(crate) enum ExchangeError {
     Withdrawn,
     /// Another program may use the image.
     #[error(
-        "the guest runs elsewhere, so this daemon does not hold the lock of the image; repeat this \
-         where the guest runs"
+        "the guest runs elsewhere, and may write to the image there; repeat this where the guest \
+         runs"
     )]
     Released,
     /// [`Replace`] or [`Replacement::commit`] has failed; the text has the remedy.

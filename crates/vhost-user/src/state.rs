@@ -34,6 +34,9 @@ pub struct DeviceState {
     pub(crate) errors: Option<ErrorsState>,
     /// The device holds the lock of its image; `None`: it follows none.
     pub(crate) image_lock_held: Option<bool>,
+    /// The guest of an image without a lock is elsewhere. Older programs do not know it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) guest_is_away: bool,
     pub(crate) front_ends: u64,
     /// Counters of each queue.
     pub(crate) counters: Vec<CounterState>,

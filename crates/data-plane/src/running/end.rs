@@ -24,8 +24,8 @@ impl RunningQueue {
             crate::log_once_per_second!(
                 error,
                 queue = self.index,
-                "the front-end has blocked a call eventfd: no queue of the disk runs until the disk \
-                 is removed and added again, or the daemon restarts"
+                "the front-end has blocked a call eventfd: the queue stops, and so do later ones of the \
+                 disk, until it is removed and added again, or the daemon restarts"
             );
             self.end_taking();
         }

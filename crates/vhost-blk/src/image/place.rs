@@ -161,10 +161,10 @@ impl Place {
     pub(crate) fn fill(self, size_bytes: u64) -> Result<(), Failure> {
         let Place { path, new, old } = self;
         let failed = |why: io::Error| failure(&path, size_bytes, why);
-        old.as_ref().map_or(Ok(()), |old| check_is_at(&path, old))?;
-        let named = match &old {
-            Some(_) => new.persist(&path),
-            None => new.persist_noclobber(&path),
+        let replaces = old.as_ref().map_or(Ok(false), |old| is_at(&path, old))?;
+        let named = match replaces {
+            true => new.persist(&path),
+            false => new.persist_noclobber(&path),
         };
         named.map_err(|error| failed(error.error))?;
         sync_directory(&path).map_err(|why| {
@@ -219,12 +219,17 @@ fn check_old(path: &Path, old: File, source: &Source) -> Result<File, Failure> {
     }
 }
 
-/// Refuses to replace another file than the one that was checked and locked.
-fn check_is_at(path: &Path, old: &File) -> Result<(), Failure> {
+/// Returns whether the file that was checked and locked is still at the path, or none is. Refuses to replace
+/// another one.
+fn is_at(path: &Path, old: &File) -> Result<bool, Failure> {
     let failed = |why: io::Error| failure(path, 0, why);
-    let found = fs::symlink_metadata(path).map_err(failed)?;
+    let found = match fs::symlink_metadata(path) {
+        Ok(found) => found,
+        Err(why) if why.kind() == io::ErrorKind::NotFound => return Ok(false),
+        Err(why) => return Err(failed(why)),
+    };
     if identity_of(&found) == identity_of(&old.metadata().map_err(failed)?) {
-        return Ok(());
+        return Ok(true);
     }
     let why = format!("{}: another file got this name meanwhile", path.display());
     Err(Failure::run(WHAT, why, "look at that file, and repeat the command"))
@@ -263,6 +268,10 @@ mod tests {
         assert_eq!(fs::read(&path).unwrap(), b"another one");
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 2);
         replace(File::open(&path).unwrap()).fill(4096).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"");
+        let place = replace(File::open(&path).unwrap());
+        fs::remove_file(&path).unwrap();
+        place.fill(4096).unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"");
     }
 

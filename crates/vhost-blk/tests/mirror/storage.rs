@@ -126,7 +126,7 @@ fn a_device_that_cannot_have_the_disk_is_refused_and_keeps_its_content() {
     // The file of the disk by another name.
     let own = LoopDevice::new(&rig.path("a.img"));
     for (line, reason) in [
-        (of(&own, ""), "has bytes in common with it; give another one"),
+        (of(&own, ""), "or lies below or above it; give another one"),
         (of(&small, ""), "and the disk 16777216; give a device that is as large or larger"),
         (of(&enough, ""), "in use by"),
         (of(&mounted, ""), "mounted, or claimed"),

@@ -56,7 +56,12 @@ const KEPT: [Kept; 10] = [
     },
     Kept {
         parts: &[NATIVE, QCOW2],
-        labels: &[("storage", &["file", "null"]), ("client", &["event"]), ("depth", SMALL_DEPTHS)],
+        labels: &[
+            ("storage", &["file", "null"]),
+            ("block", &["512", "4096"]),
+            ("client", &["event"]),
+            ("depth", SMALL_DEPTHS),
+        ],
         least: 0.9,
         text: "the wake-up of the client, which sleeps, is most of the time",
         section: "`make bench`",

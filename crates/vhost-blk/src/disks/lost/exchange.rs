@@ -76,12 +76,15 @@ fn is_of_device(why: &io::Error) -> bool {
 }
 
 impl Follower {
-    /// Looks at the device of the disk, and exchanges it for the one at its path if it is gone.
-    pub(super) fn look(&self) -> Found {
+    /// Looks at the device of the disk, and exchanges it for the one at its path if it is gone. `None`: an upgrade
+    /// is in progress, or the disk has gone.
+    pub(super) fn look(&self) -> Option<Found> {
         // The device may not answer, and the exchange of the program would wait for this thread.
-        let Ok(_sign) = self.disks.wait_for_storage(&self.name, WHAT) else {
-            return Found::Present;
-        };
+        let _sign = self.disks.wait_for_storage(&self.name, WHAT).ok()?;
+        Some(self.found())
+    }
+
+    fn found(&self) -> Found {
         let Some(view) = self.view() else { return Found::Present };
         let here = Device::at_path(view.path());
         let other = here.filter(|here| !here.is(&view.device));

@@ -213,8 +213,10 @@ struct Follower {
 impl Follower {
     fn run(&self) {
         while let Some(number) = self.begin() {
-            let found = self.look();
-            self.end(number, found);
+            match self.look() {
+                Some(found) => self.end(number, found),
+                None => thread::sleep(LOOK),
+            }
         }
     }
 

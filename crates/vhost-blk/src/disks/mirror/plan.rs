@@ -2,7 +2,7 @@
 //! The checks of a mirror before anything is changed. Errors are texts with cause and remedy.
 
 use super::Wanted;
-use super::stack::stack;
+use super::stack::{is_file, stack};
 use crate::disks::exchange::{Source, path_of_new};
 use crate::options::DiskArgs;
 use crate::values::{AllowBacking, Format, Plane};
@@ -136,7 +136,7 @@ fn device(source: &Source, wanted: &Wanted, found: &Metadata) -> Result<PathBuf,
     }
     if is_of_disk(source, found)? {
         return Err(format!(
-            "{shown} is the storage of the disk already, or has bytes in common with it; give another one"
+            "{shown} is the storage of the disk already, or lies below or above it; give another one"
         ));
     }
     if !wanted.overwrite {
@@ -147,7 +147,7 @@ fn device(source: &Source, wanted: &Wanted, found: &Metadata) -> Result<PathBuf,
     Ok(wanted.target.clone())
 }
 
-/// Returns whether a block device is the storage of the disk or of one of its backing files, lies below it, or above.
+/// Returns whether a block device is the storage of the disk or of one of its backing files, lies below it or above, or is over the same file.
 fn is_of_disk(source: &Source, found: &Metadata) -> Result<bool, String> {
     let target = identity_of(found);
     let above = stack(target, Path::new(SYSFS));
@@ -156,7 +156,10 @@ fn is_of_disk(source: &Source, found: &Metadata) -> Result<bool, String> {
         let failed =
             |error: io::Error| format!("the image: {error}; check the storage of the disk");
         let own = file.opened_as().map_err(failed)?.identity;
-        if above.contains(&own) || stack(own, Path::new(SYSFS)).contains(&target) {
+        let below = stack(own, Path::new(SYSFS));
+        // Two loop devices may be over one file. Two partitions have the same disk, and no byte in common.
+        let has_file = below.intersection(&above).any(|identity| is_file(*identity));
+        if above.contains(&own) || below.contains(&target) || has_file {
             return Ok(true);
         }
     }

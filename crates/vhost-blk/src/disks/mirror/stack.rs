@@ -16,11 +16,16 @@ const fn of_device(number: u64) -> Identity {
     (u64::MAX, number)
 }
 
+/// Returns whether the storage is a file.
+pub(super) const fn is_file(identity: Identity) -> bool {
+    identity.0 != of_device(0).0
+}
+
 /// The storage, and all below it.
 pub(super) fn stack(top: Identity, sysfs: &Path) -> BTreeSet<Identity> {
     let (mut found, mut open) = (BTreeSet::new(), vec![top]);
     while let Some(next) = open.pop() {
-        if found.insert(next) && next.0 == of_device(0).0 {
+        if found.insert(next) && !is_file(next) {
             open.extend(below(next.1, sysfs));
         }
     }
