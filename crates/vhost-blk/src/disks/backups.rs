@@ -52,6 +52,7 @@ impl Disks {
     /// # Errors
     /// [`Failure`] if there is no such disk, an upgrade is in progress, or the sync fails.
     pub fn sync_image(&self, name: &str, what: &str) -> Result<(), Failure> {
+        self.wait_for_upgrade();
         let _sign = self.wait_for_storage(name, what)?;
         let image = self.lock().entry(name)?.image.clone();
         let image = image.filter(|image| !image.disk.info().read_only);

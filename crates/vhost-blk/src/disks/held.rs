@@ -9,6 +9,11 @@ use crate::upgrade::{self, ImageOptions, Obstacle, UpgradeError};
 use crate::{backup, disk_options};
 use std::path::Path;
 use std::sync::atomic::Ordering;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Wait of an upgrade for threads of the control plane that wait for the storage of a disk.
+const STORAGE_PATIENCE: Duration = Duration::from_millis(500);
 
 /// All disks, none of which comes or goes until this is dropped.
 pub struct Held<'a> {
@@ -28,6 +33,13 @@ impl Disks {
         let no_reload = self.try_turn("an upgrade".to_owned());
         let no_reload = no_reload.map_err(|holder| UpgradeError::Turn(holder.told()))?;
         let mut state = self.lock();
+        // Most such waits are short.
+        let deadline = Instant::now() + STORAGE_PATIENCE;
+        while state.storage_waits.first().is_some() && Instant::now() < deadline {
+            drop(state);
+            thread::sleep(STORAGE_PATIENCE / 50);
+            state = self.lock();
+        }
         let all = state.to_pass_on(&self.mode)?;
         if state.treatments > 0 {
             return Err(UpgradeError::Turn("a reload still treats disks".to_owned()));

@@ -82,14 +82,21 @@ fn of_snapshots_and_upgrades_at_once_each_is_done_or_refused_with_a_reason() {
         is_done
     };
     // The new program does not know the connection of another client.
-    let gone = ["ended without an answer", "reset by peer", "Broken pipe", BUSY[3]];
+    const HELD: &str = "an upgrade is in progress";
+    let gone = ["ended without an answer", "reset by peer", "Broken pipe", BUSY[3], HELD];
     let (_, session) = under_load(device, QUEUES.into(), |loaded| {
         loaded.wait_for_progress(10);
         let (snapshots, upgrades) = std::thread::scope(|scope| {
             let snapshots = scope.spawn(|| {
                 (0..12).filter(|n| done_or_refused(&format!("snapshot a --to {n}"), &gone)).count()
             });
-            let reasons = [BUSY[0], BUSY[1], BUSY[2], "; wait for the end of that"];
+            let reasons = [
+                BUSY[0],
+                BUSY[1],
+                BUSY[2],
+                "; wait for the end of that",
+                "waits for the storage of the disk",
+            ];
             let upgrades = (0..UPGRADES).filter(|_| done_or_refused("upgrade", &reasons));
             let upgrades = upgrades.count();
             (snapshots.join().unwrap(), upgrades)
