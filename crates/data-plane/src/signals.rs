@@ -233,8 +233,10 @@ mod tests {
             wait_until("the watch does not park", || PARKED.load(SeqCst));
         }
         // A thread that has ended is not looked at.
-        std::thread::spawn(|| signal(&mut full())).join().unwrap().unwrap_err();
-        wait_until("the writes stay", || all().len() == 1);
+        let thread = std::thread::spawn(|| (signal(&mut full()), gettid()));
+        let (ended, thread) = thread.join().unwrap();
+        assert_eq!(ended, Err(Blocked));
+        wait_until("the writes stay", || all().iter().all(|writes| writes.thread != thread));
     }
 
     /// A front-end that lets each write wait for a time shorter than that between two looks is found, too.
