@@ -33,6 +33,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// The watch parks.
 static PARKED: AtomicBool = AtomicBool::new(false);
+/// The watch, since it runs.
+static WATCH: OnceLock<Thread> = OnceLock::new();
 /// The writes of all threads.
 static ALL: Mutex<Vec<Arc<Writes>>> = Mutex::new(Vec::new());
 
@@ -76,20 +78,14 @@ pub fn signal(eventfd: &mut File) -> Result<(), Blocked> {
 /// # Errors
 /// The thread cannot start, or the signal cannot be handled.
 pub(crate) fn start() -> io::Result<()> {
-    static STARTED: Mutex<bool> = Mutex::new(false);
-    let mut started = STARTED.lock().unwrap_or_else(PoisonError::into_inner);
-    if !*started {
+    static START: Mutex<()> = Mutex::new(());
+    let _start = START.lock().unwrap_or_else(PoisonError::into_inner);
+    if WATCH.get().is_none() {
         handle_signal()?;
         let thread = std::thread::Builder::new().name("signal-watch".into()).spawn(watch)?;
-        let _ = watcher().set(thread.thread().clone());
-        *started = true;
+        let _ = WATCH.set(thread.thread().clone());
     }
     Ok(())
-}
-
-fn watcher() -> &'static OnceLock<Thread> {
-    static WATCH: OnceLock<Thread> = OnceLock::new();
-    &WATCH
 }
 
 fn all() -> MutexGuard<'static, Vec<Arc<Writes>>> {
@@ -118,7 +114,7 @@ impl Writes {
         // The partner is the second look of `park_if_idle`: one of both sees the other.
         self.number.store(number + 1, SeqCst);
         if PARKED.load(SeqCst) {
-            watcher().get().map(Thread::unpark);
+            WATCH.get().map(Thread::unpark);
         }
         let written = eventfd.write(&1u64.to_ne_bytes());
         // The partner is the load in `look`.

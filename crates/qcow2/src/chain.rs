@@ -269,7 +269,7 @@ fn check_tables(path: &Path, opened: &Path) -> Result<Fields, Qcow2Error> {
     let file = File::open(opened).map_err(failed)?;
     let fields = Fields::read(&file).map_err(failed)?;
     check_places(path, &file, &fields)?;
-    let Fields { l1_at, l1_entries, .. } = fields.clone();
+    let Fields { l1_at, l1_entries, .. } = fields;
     (&file).seek(SeekFrom::Start(l1_at)).map_err(failed)?;
     let mut table = Vec::new();
     (&file).take(u64::from(l1_entries) * 8).read_to_end(&mut table).map_err(failed)?;

@@ -47,26 +47,6 @@ impl Decompressed {
 }
 
 impl Image {
-    /// Returns whether the image itself has data that a write moves to another place: compressed clusters, and those
-    /// that its tables do not declare its own (the flag COPIED of the specification).
-    pub(crate) fn moves_data(&self) -> io::Result<bool> {
-        let mut at = 0;
-        while at < self.size_bytes() {
-            let (mapping, found) = self.access.get_mapping(at, EXTENT_MAX)?;
-            match mapping {
-                Mapping::Special { layer, .. } if std::ptr::eq(layer, &self.access) => {
-                    return Ok(true);
-                }
-                Mapping::Raw { storage, writable: false, .. } if storage.index() == 0 => {
-                    return Ok(true);
-                }
-                _ if found == 0 => return Err(io::Error::other(format!("no mapping at {at}"))),
-                _ => at += found,
-            }
-        }
-        Ok(false)
-    }
-
     /// At most `len` bytes at `at` of a compressed cluster, which is kept for a while; `None`: there is none.
     pub(crate) fn decompressed(&mut self, at: u64, len: u64) -> io::Result<Option<Vec<u8>>> {
         let first = |found: &[u8]| Some(found[..found.len().min(len as usize)].to_vec());

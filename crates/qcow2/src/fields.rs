@@ -10,6 +10,8 @@ pub const MAGIC: &[u8; 4] = b"QFI\xfb";
 /// Length of a header of version 2.
 const HEADER_2_BYTES: u64 = 72;
 const HEADER_BYTES: usize = 105;
+/// Position of `autoclear_features`, a field of 8 bytes.
+pub(crate) const AUTOCLEAR_AT: usize = 88;
 /// Maximum header extensions that are read.
 const EXTENSIONS_MAX: usize = 64;
 /// Maximum length of a name in the header.
@@ -138,7 +140,7 @@ impl Fields {
             snapshots_at: u64_at(&bytes, 64),
             incompatible,
             compatible: u64_from_3(80),
-            autoclear: u64_from_3(88),
+            autoclear: u64_from_3(AUTOCLEAR_AT),
             refcount_order: if is_2 { 4 } else { u32_at(&bytes, 96) },
             header_bytes: if is_2 { HEADER_2_BYTES as u32 } else { u32_from_3(100) },
             compression: if has_compression { bytes[104] } else { 0 },

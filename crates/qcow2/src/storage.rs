@@ -9,6 +9,7 @@
 // storage does not need. One block, for tests, exchanges the file below a descriptor.
 #![expect(unsafe_code)]
 
+use crate::fields::AUTOCLEAR_AT;
 use crate::guard::Guard;
 use crate::job::{Begun, Job, Out, Rest};
 use crate::overlay::{Commit, Overlay, PHASES};
@@ -27,8 +28,6 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-/// The header's field `autoclear_features`.
-const AUTOCLEAR: Range<u64> = 88..96;
 /// Maximum zeroes that are written at once.
 const ZEROES_MAX: u64 = 1 << 20;
 
@@ -135,8 +134,7 @@ impl Store {
     /// # Errors
     /// The error of the system call.
     pub(crate) fn clear_autoclear(&self) -> io::Result<()> {
-        let len = AUTOCLEAR.end - AUTOCLEAR.start;
-        self.out.write(0, &vec![0; len as usize], AUTOCLEAR.start)?;
+        self.out.write(0, &[0; 8], AUTOCLEAR_AT as u64)?;
         self.sync()
     }
 
@@ -219,14 +217,13 @@ impl Store {
         });
         let reused = freed.iter().map(|range| range.end).max().unwrap_or(0);
         self.fresh_from.fetch_max(reused, Ordering::Relaxed);
-        let guard = self.guard();
-        if let Err(why) = written {
-            guard.into_iter().for_each(|mut guard| guard.half_free(freed.clone()));
-            return Err(why);
-        }
-        let freed = match guard {
-            Some(mut guard) => guard.committed(places, freed),
-            None => freed,
+        let freed = match (self.guard(), written) {
+            (None, written) => written.map(|()| freed)?,
+            (Some(mut guard), Ok(())) => guard.committed(places, freed),
+            (Some(mut guard), Err(why)) => {
+                guard.half_free(freed);
+                return Err(why);
+            }
         };
         overlay.committed();
         self.must_commit.store(false, Ordering::Relaxed);

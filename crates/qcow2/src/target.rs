@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! An image or block device that a copy is written to, again and again at the same places.
 
-use crate::image::{Answer, Image, Question};
+use crate::image::{Answer, EXTENT_MAX, Image, Question};
 use crate::job::Job;
 use crate::storage::{self, Log, Store};
 use crate::{AllowBacking, Qcow2Error, chain};
 use backend::file::{identity_of, place};
 use backend::mark;
+use imago::Mapping;
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::FileExt;
@@ -186,6 +187,28 @@ impl Target {
             (at, len) = (at + done, len - done);
         }
         Ok(())
+    }
+}
+
+impl Image {
+    /// Returns whether the image itself has data that a write moves to another place: compressed clusters, and those
+    /// that its tables do not declare its own (the flag COPIED of the specification).
+    pub(crate) fn moves_data(&self) -> io::Result<bool> {
+        let mut at = 0;
+        while at < self.size_bytes() {
+            let (mapping, found) = self.access.get_mapping(at, EXTENT_MAX)?;
+            match mapping {
+                Mapping::Special { layer, .. } if std::ptr::eq(layer, &self.access) => {
+                    return Ok(true);
+                }
+                Mapping::Raw { storage, writable: false, .. } if storage.index() == 0 => {
+                    return Ok(true);
+                }
+                _ if found == 0 => return Err(io::Error::other(format!("no mapping at {at}"))),
+                _ => at += found,
+            }
+        }
+        Ok(false)
     }
 }
 

@@ -307,14 +307,14 @@ fn open_raw(
 ) -> Result<Opened, Failure> {
     let open = |options: FileOptions| File::open_as(opened_path, path, options);
     let follows = args.lock == LockMode::Auto;
-    let locks_at_start = follows && !args.incoming.is_on();
+    // Without a lock the guest is at the start where it was last: here, or it is on its way.
+    let is_here = !args.incoming.is_on();
+    let locks_at_start = follows && is_here;
     let options = FileOptions { first_bytes, punches, ..file_options(args, locks_at_start) };
     let opened = open_patiently(path, wait, options, open, |error| match error {
         FileError::Lock(error) => Some(error),
         _ => None,
     });
-    // Without a lock the guest is at the start where it was last: here, or it is on its way.
-    let is_here = !args.incoming.is_on();
     Ok(of_raw(opened.map_err(file_failure)?, is_here, follows))
 }
 

@@ -82,6 +82,27 @@ fn data_plane_thread(daemon: &Daemon) -> Pid {
     Pid::from_raw(task.file_name().unwrap().to_str().unwrap().parse().unwrap())
 }
 
+/// A thread that a debugger has stopped. It goes on when this is dropped, also in a test that fails: the end of the
+/// daemon would otherwise wait for it.
+struct Stopped(Pid);
+
+impl Stopped {
+    fn new(thread: Pid) -> Stopped {
+        ptrace::seize(thread, ptrace::Options::empty()).unwrap();
+        let stopped = Stopped(thread);
+        ptrace::interrupt(thread).unwrap();
+        waitpid(thread, Some(WaitPidFlag::__WALL)).unwrap();
+        stopped
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        // A thread that does not go on sends no ping.
+        let _ = ptrace::detach(self.0, None);
+    }
+}
+
 #[test]
 fn pings_stop_while_a_thread_is_stuck() {
     let place = Place::new();
@@ -91,10 +112,7 @@ fn pings_stop_while_a_thread_is_stuck() {
     assert_eq!(received(&inbox), "READY=1");
     assert_eq!(received(&inbox), "WATCHDOG=1");
     // A debugger can stop one thread of a process.
-    let thread = data_plane_thread(&daemon);
-    ptrace::seize(thread, ptrace::Options::empty()).unwrap();
-    ptrace::interrupt(thread).unwrap();
-    waitpid(thread, Some(WaitPidFlag::__WALL)).unwrap();
+    let stopped = Stopped::new(data_plane_thread(&daemon));
     // A ping may precede the stop, and so may a line.
     while {
         daemon.log_line("does not answer");
@@ -102,7 +120,7 @@ fn pings_stop_while_a_thread_is_stuck() {
     } {}
     daemon.log_line("does not answer");
     assert_eq!(drain(&inbox), 0);
-    ptrace::detach(thread, None).unwrap();
+    drop(stopped);
     assert_eq!(received(&inbox), "WATCHDOG=1");
 }
 

@@ -7,22 +7,17 @@
 
 use crate::control::Notice;
 use crate::session::Session;
-use data_plane::{PlaneKind, QueueHandle, signal as signal_front_end};
+use data_plane::{PlaneKind, QueueHandle, signal};
 use rustix::event::{EventfdFlags, eventfd};
 use std::fs::File;
 use std::io::{self, Read};
 
-/// An eventfd that does not block.
-pub(crate) fn signal() -> io::Result<File> {
+/// The err eventfd of the daemon, which does not block.
+pub(crate) fn err_eventfd() -> io::Result<File> {
     Ok(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?.into())
 }
 
 impl Session<'_> {
-    /// The err eventfd for the data plane of a queue.
-    pub(crate) fn err_for_plane(&self) -> io::Result<File> {
-        self.device.faults.try_clone()
-    }
-
     /// Tells the front-end and the observer of the queues that have faulted.
     pub(crate) fn pass_faults_on(&mut self) {
         // EAGAIN: there was no signal.
@@ -40,7 +35,7 @@ impl Session<'_> {
             }
             (slot.fault_told, is_unexplained) = (true, false);
             if let Some(err) = &mut slot.err {
-                let _ = signal_front_end(err); // a front-end that has blocked it learns of nothing
+                let _ = signal(err); // a front-end that has blocked it learns of nothing
             }
             self.device.tell(Notice::Faulted(index as u16));
         }
@@ -49,14 +44,15 @@ impl Session<'_> {
         }
     }
 
-    /// Passes a signal on for which no queue has stopped: the kernel cannot write to the dirty log, or to a status byte.
+    /// Passes a signal on for which no queue has stopped: the kernel cannot write to the dirty log, or to a status
+    /// byte.
     fn pass_kernel_errors_on(&mut self) {
         let runs_there = |queue: &QueueHandle| queue.plane() == PlaneKind::Kernel;
         for slot in &mut self.queues {
             if let (Some(err), true) =
                 (&mut slot.err, slot.running.as_ref().is_some_and(runs_there))
             {
-                let _ = signal_front_end(err);
+                let _ = signal(err);
             }
         }
     }

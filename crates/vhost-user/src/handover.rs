@@ -120,6 +120,7 @@ impl Session<'_> {
     pub(crate) fn export(&self, peer: Option<&Peer<'_>>) -> Exported {
         let mut table = Table::default();
         let device = &*self.device;
+        let followed = device.image_lock.as_ref();
         let state = DeviceState {
             capacity_sectors: self.capacity_sectors(),
             logical_block_bytes: device.config.info.logical_block_bytes,
@@ -131,15 +132,8 @@ impl Session<'_> {
             limits: device.planes.limits().into(),
             limit_group: device.planes.limit_group().map(|group| group.to_string()),
             errors: device.errors_set.then(|| device.health.rules().into()),
-            image_lock_held: device
-                .image_lock
-                .as_ref()
-                .filter(|followed| !followed.lock.is_off())
-                .map(|followed| followed.held),
-            guest_is_away: device
-                .image_lock
-                .as_ref()
-                .is_some_and(|followed| followed.lock.is_off() && !followed.held),
+            image_lock_held: followed.filter(|it| !it.lock.is_off()).map(|it| it.held),
+            guest_is_away: followed.is_some_and(|it| it.lock.is_off() && !it.held),
             front_ends: device.front_ends,
             counters: device.earlier_stats.iter().map(|&stats| stats.into()).collect(),
             health: HealthState::of(device.health.totals()),

@@ -149,7 +149,7 @@ impl Device {
             image_lock: None,
             mailbox: None,
             observer: None,
-            faults: faults::signal()?,
+            faults: faults::err_eventfd()?,
             writeback,
             waiting: None,
             inherited: None,

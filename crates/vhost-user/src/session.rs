@@ -125,7 +125,7 @@ impl<'a> Session<'a> {
             disk: DiskView::new(info, self.features, Arc::clone(&self.writeback), serial),
             kick: duplicate(slot.kick.as_ref().unwrap_or(&None))?,
             call: duplicate(&slot.call)?,
-            err: Some(self.err_for_plane()?),
+            err: Some(self.device.faults.try_clone()?),
             region: self.inflight_region.as_ref().map(|used| Arc::clone(&used.region)),
             health: Arc::clone(&self.device.health),
             kept: slot.kept.clone(),

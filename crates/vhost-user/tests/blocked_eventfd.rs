@@ -7,30 +7,17 @@
 mod common;
 
 use common::plane::skip_on_kernel;
-use common::{Daemon, LIMIT, Setup, both_rings, mem, pool};
+use common::{Daemon, LIMIT, OneThread, both_rings, wait_until};
 use driver::{Device, Options, Request, Segment};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use std::os::fd::{AsRawFd, BorrowedFd};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
-use vhost_user::{Answer, Command};
 use vmm_sys_util::eventfd::EventFd;
 
 const REASON: &str = "the kernel signals an eventfd without a wait";
 
-fn is_faulted(daemon: &Daemon) -> bool {
-    let Some(Answer::Status(status)) = daemon.control().ask(Command::Status) else {
-        panic!("the daemon answers");
-    };
-    status.queues[0].running.as_ref().expect("the queue runs").faulted
-}
-
 fn wait_for_fault(daemon: &Daemon) {
-    let begin = Instant::now();
-    while !is_faulted(daemon) {
-        assert!(begin.elapsed() < LIMIT, "the queue goes on");
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    wait_until("the queue goes on", || daemon.is_faulted());
 }
 
 /// Lets each later write to an eventfd wait for ever.
@@ -56,12 +43,10 @@ fn submit(device: &mut Device) {
 
 /// Two disks on one thread. The second one loses its queue by `attack`, and each later one.
 fn loses_its_disk(attack: impl Fn(&mut Device, &Daemon)) {
-    let setup = Setup { threads: 1, ..Setup::default() };
-    let pool = pool(&setup);
-    let good = Daemon::in_pool(Arc::new(mem()), &setup, &pool);
-    let mut neighbour = good.connect(&Options::default());
+    let thread = OneThread::new();
+    let mut neighbour = thread.first.connect(&Options::default());
     for ring in both_rings() {
-        let daemon = Daemon::in_pool(Arc::new(mem()), &setup, &pool);
+        let daemon = thread.another();
         let mut device = daemon.connect(&ring);
         device.write(1, &[1; 512]).unwrap();
         attack(&mut device, &daemon);
@@ -97,7 +82,7 @@ fn a_call_eventfd_that_is_blocked_again_and_again_stops_its_own_disk_only() {
     loses_its_disk(|device, daemon| {
         block(device.queue(0).queue().call_fd());
         let begin = Instant::now();
-        while !is_faulted(daemon) {
+        while !daemon.is_faulted() {
             assert!(begin.elapsed() < LIMIT, "the queue goes on");
             submit(device);
             std::thread::sleep(Duration::from_millis(20));
@@ -113,12 +98,10 @@ fn a_blocked_err_eventfd_stops_its_own_queue_only() {
     if skip_on_kernel(REASON) {
         return;
     }
-    let setup = Setup { threads: 1, ..Setup::default() };
-    let pool = pool(&setup);
-    let good = Daemon::in_pool(Arc::new(mem()), &setup, &pool);
-    let mut neighbour = good.connect(&Options::default());
+    let thread = OneThread::new();
+    let mut neighbour = thread.first.connect(&Options::default());
     for ring in both_rings() {
-        let daemon = Daemon::in_pool(Arc::new(mem()), &setup, &pool);
+        let daemon = thread.another();
         let mut device = daemon.connect(&ring);
         block(device.queue(0).queue().err_fd());
         // A descriptor outside of the guest's memory is a ring fault.

@@ -4,12 +4,10 @@
 mod common;
 
 use common::plane::skip_on_kernel;
-use common::{Daemon, LIMIT, Setup, TMPFS, both_rings, mem, pool};
+use common::{LIMIT, OneThread, TMPFS, both_rings};
 use driver::{Device, Options, Request};
 use std::fs::File;
 use std::os::fd::AsFd;
-use std::sync::Arc;
-use vhost_user::{Answer, Command};
 
 /// Rings are in the first region, requests in the second one.
 const REGIONS: [(u64, u64); 2] = [(0, 64 << 10), (1 << 30, 16 << 20)];
@@ -23,20 +21,11 @@ fn set_len(device: &Device, region: usize, bytes: u64) {
     File::from(file).set_len(bytes).unwrap();
 }
 
-fn is_faulted(daemon: &Daemon) -> bool {
-    let Some(Answer::Status(status)) = daemon.control().ask(Command::Status) else {
-        panic!("the daemon answers");
-    };
-    status.queues[0].running.as_ref().expect("the queue runs").faulted
-}
-
 #[test]
 fn truncated_memory_stops_its_own_queues_only() {
-    let setup = Setup { threads: 1, ..Setup::default() };
-    let pool = pool(&setup);
-    let good = Daemon::in_pool(Arc::new(mem()), &setup, &pool);
-    let mut neighbour = good.connect(&Options::default());
-    let daemon = Daemon::in_pool(Arc::new(mem()), &setup, &pool);
+    let thread = OneThread::new();
+    let mut neighbour = thread.first.connect(&Options::default());
+    let daemon = thread.another();
     for ring in both_rings() {
         for (region, (_, bytes)) in REGIONS.into_iter().enumerate() {
             let options = Options { regions: REGIONS.to_vec(), ..ring.clone() };
@@ -48,7 +37,7 @@ fn truncated_memory_stops_its_own_queues_only() {
             set_len(&device, region, 0);
             device.queue(0).queue().kick();
             assert!(device.queue(0).queue().wait_err(LIMIT).unwrap(), "region {region}");
-            assert!(is_faulted(&daemon));
+            assert!(daemon.is_faulted());
             neighbour.write(2, &[2; 512]).unwrap();
             // The driver goes on in memory that the daemon does not see.
             set_len(&device, region, bytes);
@@ -68,12 +57,10 @@ fn truncated_memory_stops_its_own_queues_only() {
 /// Connects a guest, truncates the file that `share` passes to the daemon, and requires a fault of its queue and
 /// of no other one.
 fn faults(ring: &Options, share: impl Fn(&mut Device) -> File) {
-    let setup = Setup { threads: 1, ..Setup::default() };
-    let pool = pool(&setup);
-    let good = Daemon::in_pool(Arc::new(mem()), &setup, &pool);
-    let mut neighbour = good.connect(&Options { inflight: true, ..Options::default() });
+    let thread = OneThread::new();
+    let mut neighbour = thread.first.connect(&Options { inflight: true, ..Options::default() });
     let _log = neighbour.start_log().unwrap();
-    let daemon = Daemon::in_pool(Arc::new(mem()), &setup, &pool);
+    let daemon = thread.another();
     let mut device = daemon.connect(ring);
     let file = share(&mut device);
     device.session().config().unwrap(); // the daemon has had all messages
@@ -83,10 +70,10 @@ fn faults(ring: &Options, share: impl Fn(&mut Device) -> File) {
     for sector in [1, 2] {
         device.queue(0).submit(&Request::write(sector, &[1; 512]), &layout).unwrap();
         neighbour.write(sector, &[1; 512]).unwrap();
-        while device.queue(0).try_collect().unwrap().is_none() && !is_faulted(&daemon) {}
+        while device.queue(0).try_collect().unwrap().is_none() && !daemon.is_faulted() {}
     }
     assert!(device.queue(0).queue().wait_err(LIMIT).unwrap());
-    assert!(is_faulted(&daemon) && !is_faulted(&good));
+    assert!(daemon.is_faulted() && !thread.first.is_faulted());
     neighbour.write(3, &[3; 512]).unwrap();
     drop(device);
     daemon.next_outcome().unwrap();

@@ -41,9 +41,19 @@ impl OpenAs {
 /// The identity of a file; of a block device its own number.
 pub fn identity_of(meta: &Metadata) -> (u64, u64) {
     match meta.file_type().is_block_device() {
-        true => (u64::MAX, meta.rdev()),
+        true => identity_of_device(meta.rdev()),
         false => (meta.dev(), meta.ino()),
     }
+}
+
+/// The identity of the block device with this number.
+pub const fn identity_of_device(number: u64) -> (u64, u64) {
+    (u64::MAX, number)
+}
+
+/// The number of the block device with this identity; `None`: it is one of a file.
+pub fn device_of(identity: (u64, u64)) -> Option<u64> {
+    (identity.0 == u64::MAX).then_some(identity.1)
 }
 
 /// Refuses `file` if it is not the one at `path`.

@@ -19,10 +19,11 @@ pub(crate) mod sys;
 mod write_cache;
 mod zeroes;
 
-pub use adopt::{OpenAs, identity_of, place};
+pub use adopt::{OpenAs, device_of, identity_of, identity_of_device, place};
 pub use error::FileError;
 pub use image_lock::ImageLock;
 pub use reader::Reader;
+pub use stack::made_of;
 
 use crate::lock::{self, Access, ImageFile, LockError};
 use crate::mark;

@@ -11,9 +11,34 @@ use crate::failure::Failure;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, Weak};
 
+/// Uses, each with a sign that is alive as long as a thread has it.
+#[derive(Debug)]
+struct Uses<T>(Vec<(T, Weak<()>)>);
+
+impl<T> Default for Uses<T> {
+    fn default() -> Self {
+        Uses(Vec::new())
+    }
+}
+
+impl<T> Uses<T> {
+    /// The uses that threads have.
+    fn present(&self) -> impl Iterator<Item = &T> {
+        self.0.iter().filter(|(_, sign)| sign.strong_count() > 0).map(|(used, _)| used)
+    }
+
+    /// Notes one until the drop of the result.
+    fn begin(&mut self, used: T) -> Arc<()> {
+        self.0.retain(|(_, sign)| sign.strong_count() > 0);
+        let sign = Arc::new(());
+        self.0.push((used, Arc::downgrade(&sign)));
+        sign
+    }
+}
+
 /// The targets in use.
 #[derive(Debug, Default)]
-pub(super) struct Targets(Vec<Target>);
+pub(super) struct Targets(Uses<Target>);
 
 #[derive(Debug)]
 struct Target {
@@ -22,52 +47,28 @@ struct Target {
     path: PathBuf,
     /// The kind of the work.
     act: &'static str,
-    /// Alive as long as a thread uses the target.
-    sign: Weak<()>,
-}
-
-impl Target {
-    fn is_in_use(&self) -> bool {
-        self.sign.strong_count() > 0
-    }
 }
 
 impl Targets {
     /// Returns whether work of this kind has a target in use for a disk.
     fn is_used_for(&self, disk: &str, act: &str) -> bool {
-        let is_it = |target: &Target| target.disk == disk && target.act == act;
-        self.0.iter().any(|target| is_it(target) && target.is_in_use())
+        self.0.present().any(|target| target.disk == disk && target.act == act)
     }
 
     /// A target in use, with its work.
     pub(super) fn first(&self) -> Option<(&Path, &'static str)> {
-        let target = self.0.iter().find(|target| target.is_in_use())?;
-        Some((&target.path, target.act))
-    }
-
-    /// Notes the use of a target until the drop of the result.
-    fn begin(&mut self, disk: &str, act: &'static str, path: &Path) -> Arc<()> {
-        self.0.retain(Target::is_in_use);
-        let sign = Arc::new(());
-        self.0.push(Target {
-            disk: disk.to_owned(),
-            path: path.to_owned(),
-            act,
-            sign: Arc::downgrade(&sign),
-        });
-        sign
+        self.0.present().next().map(|target| (&*target.path, target.act))
     }
 }
 
-/// The threads that wait for the storage of a served disk: the disk, and a sign that is alive meanwhile.
+/// The disks whose storage threads wait for.
 #[derive(Debug, Default)]
-pub(super) struct StorageWaits(Vec<(String, Weak<()>)>);
+pub(super) struct StorageWaits(Uses<String>);
 
 impl StorageWaits {
-    /// A disk whose storage a thread waits for.
+    /// One of these disks.
     pub(super) fn first(&self) -> Option<&str> {
-        let mut waits = self.0.iter();
-        waits.find(|(_, sign)| sign.strong_count() > 0).map(|(disk, _)| disk.as_str())
+        self.0.present().next().map(String::as_str)
     }
 }
 
@@ -89,11 +90,7 @@ impl Disks {
         let mut state = self.lock();
         state.check_free(what)?;
         state.entry(name)?;
-        let sign = Arc::new(());
-        let StorageWaits(waits) = &mut state.storage_waits;
-        waits.retain(|(_, sign)| sign.strong_count() > 0);
-        waits.push((name.to_owned(), Arc::downgrade(&sign)));
-        Ok(sign)
+        Ok(state.storage_waits.0.begin(name.to_owned()))
     }
 
     /// Notes that this thread, or that with the result, uses a target for a disk. `what`: the command, for an
@@ -123,6 +120,7 @@ impl Disks {
             );
             return Err(Failure::run(what, why, "repeat the command, or check that storage"));
         }
-        Ok(state.targets.begin(name, act, path))
+        let target = Target { disk: name.to_owned(), path: path.to_owned(), act };
+        Ok(state.targets.0.begin(target))
     }
 }

@@ -50,7 +50,7 @@ pub struct Setup {
     pub patience: Duration,
     pub on_error: ErrorPolicy,
     pub io_timeout: Option<Duration>,
-    /// Receives notices of changes; err eventfds are then signalled by way of the device.
+    /// Receives notices of changes.
     pub notices: Option<Sender<Notice>>,
 }
 
@@ -154,6 +154,11 @@ impl Daemon {
         }
     }
 
+    /// Returns whether the first queue, which runs, has faulted.
+    pub fn is_faulted(&self) -> bool {
+        self.status().queues[0].running.as_ref().expect("the queue runs").faulted
+    }
+
     /// Control handle of the device, usable while a front-end is connected.
     pub fn control(&self) -> &Control {
         &self.control
@@ -189,6 +194,26 @@ pub fn pool(setup: &Setup) -> UringPool {
         iopoll: IoPoll::Off,
     };
     UringPool::new(&options).expect("the data plane starts")
+}
+
+/// A disk, and others on the same thread.
+pub struct OneThread {
+    pub first: Daemon,
+    setup: Setup,
+    pool: UringPool,
+}
+
+impl OneThread {
+    pub fn new() -> Self {
+        let setup = Setup { threads: 1, ..Setup::default() };
+        let pool = pool(&setup);
+        OneThread { first: Daemon::in_pool(Arc::new(mem()), &setup, &pool), setup, pool }
+    }
+
+    /// Serves another disk.
+    pub fn another(&self) -> Daemon {
+        Daemon::in_pool(Arc::new(mem()), &self.setup, &self.pool)
+    }
 }
 
 fn make_device(disk: Arc<dyn Disk>, setup: &Setup, plane: UringPlane) -> vhost_user::Device {

@@ -14,7 +14,12 @@ use crate::one_daemon::{self, OneDaemon};
 use crate::server::{OURS, Server, Settings, Storage};
 
 /// Size of each disk.
-pub(super) const SIZE_BYTES: u64 = 1 << 30;
+const SIZE_BYTES: u64 = 1 << 30;
+
+/// The options of a null disk, without its socket.
+pub(super) fn null_disk() -> String {
+    format!("backend = \"null\"\nsize = {SIZE_BYTES}\nnum-queues = 1\n")
+}
 
 /// A way to serve the disks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,8 +116,7 @@ impl Fleet {
     pub(super) fn start(programs: &Programs, kind: Kind, disks: u16) -> Result<Self> {
         let directory = tempfile::Builder::new().prefix("bench-density-").tempdir()?;
         let Some(name) = kind.server() else {
-            let disk = |_| format!("backend = \"null\"\nsize = {SIZE_BYTES}\nnum-queues = 1\n");
-            let disks: Vec<_> = (0..disks).map(disk).collect();
+            let disks: Vec<_> = (0..disks).map(|_| null_disk()).collect();
             let OneDaemon { daemon, sockets, .. } =
                 OneDaemon::start(&programs.ours, directory.path(), &disks, &[])?;
             let pids = vec![daemon.id()];

@@ -10,7 +10,7 @@ use kit::metric::{CPU, IOPS, P50, P99, Row, Set, point};
 use kit::report::{Column, Goal, Section};
 use virtio_spec::blk::S_OK;
 
-use super::fleet::SIZE_BYTES;
+use super::fleet::null_disk;
 use crate::client::Client;
 use crate::cpu;
 use crate::load::Load;
@@ -25,14 +25,14 @@ const DEPTHS: [u16; 2] = [1, 32];
 /// The least part of its rate that the busy disk keeps: two windows differ by as much here.
 const RATE_GOAL: f64 = 0.95;
 
-const METHOD: &str = "One daemon with two null disks on one thread. The driver of the first one keeps 4 KiB reads in flight and sleeps. \
-    Windows in which the storage of the second disk answers none of its requests, and windows in which it has none, \
-    take turns. Medians over the rounds.";
+const METHOD: &str = "One daemon with two null disks on one thread. The driver of the first one keeps 4 KiB reads in \
+    flight and sleeps. Windows in which the storage of the second disk answers none of its requests, and windows in \
+    which it has none, take turns. Medians over the rounds.";
 
 /// Measures both at each depth, as many times as there are rounds.
 pub(super) fn measure(program: &Path, rounds: u32, window: Duration, set: &mut Set) -> Result<()> {
     let directory = tempfile::Builder::new().prefix("bench-stalled-").tempdir()?;
-    let null = format!("backend = \"null\"\nsize = {SIZE_BYTES}\nnum-queues = 1\n");
+    let null = null_disk();
     // An answer that comes after the window.
     let delay = 2 * window + Duration::from_secs(1);
     let stalled = format!("{null}wrap = \"delay:us={},ops=read\"\n", delay.as_micros());

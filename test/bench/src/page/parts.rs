@@ -39,7 +39,11 @@ const OTHERS: [(&str, &str, &str); 4] = [
     (DENSITY, "many lightly loaded disks: one daemon, or a process each", "density"),
     ("operations", "the wait of a busy driver during upgrades, snapshots and others", "operations"),
     (TIMELINE, "where requests spend their time, on a real disk", "timeline"),
-    (QCOW2, "qcow2 images beside a raw file", "\"--qcow2 --storage file --op randread,randwrite\""),
+    (
+        QCOW2,
+        "qcow2 images beside a raw file",
+        "\"--qcow2 --storage file --op randread,randwrite --no-scaling\"",
+    ),
 ];
 
 /// A part, measured or not.

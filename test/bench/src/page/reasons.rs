@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Reasons for cells that are behind their best peer.
 //!
-//! A cell whose samples do not differ from the peer's needs none. For the others the reasons that profiles of such cells
-//! have given are kept here; their evidence is in `docs/measurements/misses.md`. A cell without one, or far below those
-//! of the profile, asks for a profile.
+//! A cell whose samples do not differ from the peer's needs none. For the others the reasons that profiles of such
+//! cells have given are kept here; their evidence is in `docs/measurements/misses.md`. A cell without one, or far below
+//! those of the profile, asks for a profile.
 
 use kit::metric::IOPS;
 

@@ -2,11 +2,11 @@
 //! The checks of a mirror before anything is changed. Errors are texts with cause and remedy.
 
 use super::Wanted;
-use super::stack::{is_file, stack};
+use super::stack::stack;
 use crate::disks::exchange::{Source, path_of_new};
 use crate::options::DiskArgs;
 use crate::values::{AllowBacking, Format, Plane};
-use backend::file::identity_of;
+use backend::file::{device_of, identity_of};
 use qcow2::create::CLUSTER_BYTES;
 use std::fs::{self, Metadata};
 use std::io;
@@ -15,8 +15,6 @@ use std::path::{Path, PathBuf};
 
 /// Zeroes of this length and alignment are a hole of a raw image.
 const RAW_HOLE: u64 = 4096;
-
-const SYSFS: &str = "/sys";
 
 /// A mirror that can be begun.
 pub(super) struct Plan {
@@ -147,18 +145,19 @@ fn device(source: &Source, wanted: &Wanted, found: &Metadata) -> Result<PathBuf,
     Ok(wanted.target.clone())
 }
 
-/// Returns whether a block device is the storage of the disk or of one of its backing files, lies below it or above, or is over the same file.
+/// Returns whether a block device is the storage of the disk or of one of its backing files, lies below it or above,
+/// or is over the same file.
 fn is_of_disk(source: &Source, found: &Metadata) -> Result<bool, String> {
     let target = identity_of(found);
-    let above = stack(target, Path::new(SYSFS));
+    let above = stack(target);
     let files = source.image.qcow2.as_ref().map(|qcow2| qcow2.files());
     for file in files.unwrap_or(std::slice::from_ref(&source.image.top)) {
         let failed =
             |error: io::Error| format!("the image: {error}; check the storage of the disk");
         let own = file.opened_as().map_err(failed)?.identity;
-        let below = stack(own, Path::new(SYSFS));
+        let below = stack(own);
         // Two loop devices may be over one file. Two partitions have the same disk, and no byte in common.
-        let has_file = below.intersection(&above).any(|identity| is_file(*identity));
+        let has_file = below.intersection(&above).any(|identity| device_of(*identity).is_none());
         if above.contains(&own) || below.contains(&target) || has_file {
             return Ok(true);
         }
