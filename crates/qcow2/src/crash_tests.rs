@@ -61,7 +61,7 @@ struct Run {
     first_byte: u8,
 }
 
-fn qemu_img(directory: &Path, args: &[&str]) -> (Option<i32>, String) {
+pub(crate) fn qemu_img(directory: &Path, args: &[&str]) -> (Option<i32>, String) {
     let ran = Command::new("qemu-img").current_dir(directory).args(args).output();
     let ran = ran.expect("qemu-img runs; scripts/setup.sh installs it");
     let text = [ran.stdout, ran.stderr].concat();

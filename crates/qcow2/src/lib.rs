@@ -57,6 +57,8 @@ mod pages;
 mod piece;
 mod places;
 mod reader;
+#[cfg(test)]
+mod refcount_growth_tests;
 mod reserve;
 mod shifted;
 pub mod storage;

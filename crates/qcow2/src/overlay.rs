@@ -185,6 +185,7 @@ impl Overlay {
         known: Option<&Places>,
         below: ReadBelow<'_>,
     ) -> io::Result<Commit> {
+        let is_new = |block| known.is_some_and(|known| !known.refcount_blocks.contains_key(&block));
         let known = known.filter(|known| self.keeps(known));
         self.reserve.begin();
         let mut commit = Commit::default();
@@ -197,7 +198,10 @@ impl Overlay {
         for (number, new) in &self.sectors {
             let at = number * SECTOR;
             let cluster = at >> places.cluster_bits;
-            if let Some(block) = places.refcount_blocks.get(&cluster) {
+            if places.refcount_blocks.contains_key(&cluster) && is_new(cluster) {
+                // The file has other content there, of a cluster that was freed.
+                push(&mut phases[0], at, new);
+            } else if let Some(block) = places.refcount_blocks.get(&cluster) {
                 let mut old = [0; SECTOR as usize];
                 below(&mut old, at)?;
                 let counts = Counts::at(places, *block, at);
@@ -252,5 +256,44 @@ fn push(phase: &mut Phase, at: u64, data: &[u8]) {
             before.extend_from_slice(data)
         }
         _ => phase.push((at, data.to_vec())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CLUSTER: u64 = 4096;
+
+    /// An image whose refcount table is in cluster 1, with the blocks in clusters 2 and 5; the L1 table is empty.
+    fn file() -> Vec<u8> {
+        let mut file = vec![0; 6 * CLUSTER as usize];
+        file[48..56].copy_from_slice(&CLUSTER.to_be_bytes());
+        file[56..60].copy_from_slice(&1u32.to_be_bytes());
+        file[96..100].copy_from_slice(&4u32.to_be_bytes());
+        file[CLUSTER as usize..][..8].copy_from_slice(&(2 * CLUSTER).to_be_bytes());
+        file
+    }
+
+    #[test]
+    fn a_new_refcount_block_does_not_mix_with_the_freed_data_below_it() {
+        let mut file = file();
+        let block = 5 * CLUSTER;
+        file[block as usize..].fill(0xa5);
+        let below = |buf: &mut [u8], at: u64| {
+            buf.copy_from_slice(&file[at as usize..][..buf.len()]);
+            Ok(())
+        };
+        let read = |len, at: u64| Ok(file[at as usize..][..len].to_vec());
+        let known = Places::read(CLUSTER, &read).expect("good tables");
+        let mut counts = vec![0; CLUSTER as usize];
+        counts[1] = 1;
+        let mut overlay = Overlay::default();
+        overlay.write(&counts, block, &below).expect("a write");
+        overlay.write(&block.to_be_bytes(), CLUSTER + 8, &below).expect("a write");
+        let commit = overlay.commit(CLUSTER, Some(&known), &below).expect("a commit");
+        assert_eq!(commit.phases[0], [(block, counts)]);
+        assert_eq!(commit.phases[6], []);
+        assert_eq!(commit.freed, []);
     }
 }
