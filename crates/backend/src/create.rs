@@ -2,9 +2,16 @@
 //! Creates images.
 
 use crate::file::sys;
-use std::fs::{self, File, OpenOptions};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, linkat, open};
+use rustix::io::Errno;
+use std::fs::{self, File, Permissions};
 use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+
+/// Mode of a new image, before the umask.
+const MODE: u32 = 0o666;
 
 /// Allocation of a new image's space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,8 +84,8 @@ pub fn allocate(file: &File, size_bytes: u64, allocation: Allocation) -> io::Res
     file.set_len(size_bytes)
 }
 
-/// Creates a file whose content `fill` writes, for a disk of `size_bytes`, durably with its name. Removes
-/// it if this fails.
+/// Creates a file whose content `fill` writes, for a disk of `size_bytes`, durably with its name. The name appears with
+/// the whole content: a program that is killed before leaves nothing there.
 ///
 /// # Errors
 /// [`CreateError`]; its text names the cause and the remedy.
@@ -88,14 +95,52 @@ pub fn create_with(
     fill: impl FnOnce(&File) -> io::Result<()>,
 ) -> Result<(), CreateError> {
     let error = |why| error_of(path, size_bytes, why);
-    let mut options = OpenOptions::new();
-    let file = options.read(true).write(true).create_new(true).open(path).map_err(error)?;
-    let made = fill(&file).and_then(|()| file.sync_all()).and_then(|()| sync_directory(path));
-    if made.is_err() {
+    // Not after the work.
+    if path.symlink_metadata().is_ok() {
+        return Err(error(io::ErrorKind::AlreadyExists.into()));
+    }
+    let made = match make_unnamed(directory(path)) {
+        Ok(file) => {
+            fill(&file).and_then(|()| file.sync_all()).and_then(|()| link_unnamed(&file, path))
+        }
+        Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => make_named(path, fill),
+        Err(errno) => Err(errno.into()),
+    };
+    made.map_err(error)?;
+    sync_directory(path).map_err(|why| {
         // The caller gets the first error; a failed removal adds nothing.
         let _ = fs::remove_file(path);
+        error(why)
+    })
+}
+
+/// Creates a file without a name, which goes with its descriptor.
+fn make_unnamed(directory: &Path) -> Result<File, Errno> {
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    open(directory, flags, Mode::from_raw_mode(MODE)).map(File::from)
+}
+
+/// Gives a file without a name this one, which is free.
+fn link_unnamed(file: &File, path: &Path) -> io::Result<()> {
+    let own = format!("/proc/self/fd/{}", file.as_raw_fd());
+    Ok(linkat(CWD, own, CWD, path, AtFlags::SYMLINK_FOLLOW)?)
+}
+
+/// As [`create_with`], on a file system that has no files without a name: under a name of its own until the end.
+fn make_named(path: &Path, fill: impl FnOnce(&File) -> io::Result<()>) -> io::Result<()> {
+    let mut builder = tempfile::Builder::new();
+    builder.prefix(".new.").suffix(".part").permissions(Permissions::from_mode(MODE));
+    let made = builder.tempfile_in(directory(path))?;
+    fill(made.as_file())?;
+    made.as_file().sync_all()?;
+    made.persist_noclobber(path).map(drop).map_err(|failed| failed.error)
+}
+
+fn directory(path: &Path) -> &Path {
+    match path.parent() {
+        Some(directory) if !directory.as_os_str().is_empty() => directory,
+        _ => Path::new("."),
     }
-    made.map_err(error)
 }
 
 /// Makes the name of a file durable.
@@ -103,8 +148,7 @@ pub fn create_with(
 /// # Errors
 /// The error of the system call. The directory has to be readable.
 pub fn sync_directory(path: &Path) -> io::Result<()> {
-    let directory = path.parent().filter(|directory| !directory.as_os_str().is_empty());
-    File::open(directory.unwrap_or(Path::new(".")))?.sync_all()
+    File::open(directory(path))?.sync_all()
 }
 
 /// The error of a new image at `path` for a disk of `size_bytes`.

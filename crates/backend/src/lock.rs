@@ -72,8 +72,7 @@ impl Drop for ImageFile {
 }
 
 /// A holder that is no process which this one sees.
-const UNSEEN: &str =
-    "another program, of another container or host, or by I/O of one that has ended";
+const UNSEEN: &str = "another program: of another user, container or host (see `lslocks`), or by I/O of an ended one";
 /// Interval between attempts to lock an image.
 const RETRY: Duration = Duration::from_millis(20);
 

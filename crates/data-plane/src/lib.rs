@@ -64,8 +64,7 @@ pub use failure::{FailureKind, StorageFailure};
 pub use health::{Halt, Health, HealthEvent, HealthHook, HealthReport, HealthTotals, TraceHook};
 pub use kernel::{DEVICE_PATH, KernelOptions, check_kernel};
 pub use latency::{Histogram, LATENCY_BUCKETS, Latencies, Operation};
-pub use limit_change::{LimitChange, LimitError};
-pub use limits::Limits;
+pub use limit_change::{GroupStart, LimitChange, LimitError, Limits};
 pub use once_per_second::{LogLimit, OncePerSecond};
 pub use plane::{
     Choices, Coalesce, IoPoll, KeptRequests, PlaneKind, QueueReport, QueueSetup, QueueState,

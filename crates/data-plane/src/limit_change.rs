@@ -1,11 +1,38 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Partial changes of limits.
+//! The limits of a disk or of a group, and changes of them.
 
 use crate::error::KernelError;
-use crate::limits::Limits;
 use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::time::Duration;
+
+/// Limits of a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Requests per second, of any kind.
+    pub iops: Option<NonZeroU64>,
+    /// Bytes per second that requests read, write or zero; 16 discarded bytes count as one.
+    pub bytes: Option<NonZeroU64>,
+    /// Unused time that later requests may catch up on.
+    pub burst: Duration,
+}
+
+impl Limits {
+    /// The burst, unless the user wants another one. QEMU has the same.
+    pub const BURST_DEFAULT: Duration = Duration::from_millis(100);
+    /// Minimum burst: several times the longest sleep that a queue makes up for.
+    pub const BURST_MIN: Duration = Duration::from_millis(10);
+    /// Maximum burst.
+    pub const BURST_MAX: Duration = Duration::from_secs(3600);
+
+    /// No limit.
+    pub const NONE: Limits = Limits { iops: None, bytes: None, burst: Limits::BURST_DEFAULT };
+
+    /// Returns whether there is a limit.
+    pub fn is_set(&self) -> bool {
+        self.iops.is_some() || self.bytes.is_some()
+    }
+}
 
 /// A change of [`Limits`]; `None` keeps a value, and `Some(None)` removes a limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -49,6 +76,44 @@ impl From<Limits> for LimitChange {
     fn from(limits: Limits) -> Self {
         let Limits { iops, bytes, burst } = limits;
         LimitChange { iops: Some(iops), bytes: Some(bytes), burst: Some(burst) }
+    }
+}
+
+/// Limits of a group in the options of a disk that starts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum GroupStart {
+    /// A command gives them: they change the group.
+    Command(LimitChange),
+    /// A file gives them. The last file by the names of the disks has the limits of the group, in whichever order the
+    /// disks start, until a command changes them.
+    File {
+        /// Name of the disk.
+        disk: String,
+        /// Its limits.
+        limits: Limits,
+    },
+}
+
+/// The source of the limits of a group.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// It has none yet.
+    #[default]
+    Nobody,
+    /// The file of the disk of this name.
+    File(String),
+    /// A command, or an earlier program.
+    Command,
+}
+
+impl Source {
+    /// Returns whether the limits of the file of `disk` take the place of the present ones.
+    pub(crate) fn gives_way_to(&self, disk: &str) -> bool {
+        match self {
+            Source::Nobody => true,
+            Source::File(present) => disk >= present.as_str(),
+            Source::Command => false,
+        }
     }
 }
 

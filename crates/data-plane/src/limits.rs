@@ -34,14 +34,13 @@ pub(crate) use bucket::{Clocks, Debt};
 pub(crate) use waits::{Duty, Wait};
 
 use crate::latency::monotonic;
-use crate::limit_change::{LimitChange, LimitError};
+pub(crate) use crate::limit_change::Limits;
+use crate::limit_change::{LimitChange, LimitError, Source};
 use bucket::{Page, Span, add};
 use std::collections::BTreeSet;
-use std::num::NonZeroU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::Duration;
 use waits::Waits;
 
 /// Maximum time by which a request of a group advances a clock beyond the present time. The kernel
@@ -55,34 +54,6 @@ const TAG_LEAD_MAX: u64 = 100_000_000;
 const LEAD_WAIT: Nanos = 6_000_000;
 /// Time after the end of its wait from which a disk does not count as waiting.
 const BEHIND_AGE: Nanos = 8_000_000;
-
-/// Limits of a disk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
-    /// Requests per second, of any kind.
-    pub iops: Option<NonZeroU64>,
-    /// Bytes per second that requests read, write or zero; 16 discarded bytes count as one.
-    pub bytes: Option<NonZeroU64>,
-    /// Unused time that later requests may catch up on.
-    pub burst: Duration,
-}
-
-impl Limits {
-    /// The burst, unless the user wants another one. QEMU has the same.
-    pub const BURST_DEFAULT: Duration = Duration::from_millis(100);
-    /// Minimum burst: several times the longest sleep that a queue makes up for.
-    pub const BURST_MIN: Duration = Duration::from_millis(10);
-    /// Maximum burst.
-    pub const BURST_MAX: Duration = Duration::from_secs(3600);
-
-    /// No limit.
-    pub const NONE: Limits = Limits { iops: None, bytes: None, burst: Limits::BURST_DEFAULT };
-
-    /// Returns whether there is a limit.
-    pub fn is_set(&self) -> bool {
-        self.iops.is_some() || self.bytes.is_some()
-    }
-}
 
 pub(crate) use crate::latency::Nanos;
 
@@ -114,6 +85,7 @@ pub(crate) struct KernelUser(Arc<Share>);
 #[derive(Debug)]
 struct Order {
     limits: Limits,
+    source: Source,
     shares: Vec<Weak<Share>>,
     waiting: BTreeSet<Place>,
     /// Lowest tag of a queue that begins to wait.
@@ -160,6 +132,7 @@ impl Limiter {
             test_time: AtomicU64::new(0),
             order: Mutex::new(Order {
                 limits: Limits::NONE,
+                source: Source::Nobody,
                 shares: Vec::new(),
                 waiting: BTreeSet::new(),
                 floor: 0,
@@ -221,10 +194,29 @@ impl Limiter {
             return Err(LimitError::Last(Arc::clone(group)));
         }
         act()?;
+        let mut order = self.order();
+        if !change.is_empty() {
+            order.source = Source::Command;
+        }
         if differs {
-            self.set_in(&mut self.order(), &new);
+            self.set_in(&mut order, &new);
         }
         Ok(differs)
+    }
+
+    /// Adopts the limits of the file of `disk`, if the present ones give way. Returns whether they differ.
+    pub(crate) fn set_of_file(&self, disk: &str, limits: &Limits) -> bool {
+        let _changes = self.changes();
+        let mut order = self.order();
+        if !order.source.gives_way_to(disk) {
+            return false;
+        }
+        order.source = Source::File(disk.to_owned());
+        let differs = *limits != order.limits;
+        if differs {
+            self.set_in(&mut order, limits);
+        }
+        differs
     }
 
     fn set_in(&self, order: &mut Order, limits: &Limits) {

@@ -11,7 +11,7 @@ pub use replacement::{Prepared, ReplaceError};
 use crate::error::{KernelError, QueueStartError};
 use crate::error_rules::ErrorRules;
 use crate::kernel::{KernelOptions, KernelPlane};
-use crate::limit_change::{LimitChange, LimitError};
+use crate::limit_change::{GroupStart, LimitChange, LimitError};
 use crate::limits::Limits;
 use crate::plane::{DataPlane, KeptRequests, PlaneKind, QueueReport, QueueSetup, QueueState};
 use crate::uring_plane::UringPlane;
@@ -307,6 +307,17 @@ impl PlaneSelector {
         self.uring.become_member(member);
         self.uring.limits_changed();
         Ok(true)
+    }
+
+    /// Gives the group of the disk, which starts, the limits of its options. Returns whether they change.
+    ///
+    /// # Errors
+    /// As [`PlaneSelector::change_limits`].
+    pub fn start_in_group(&mut self, start: &GroupStart) -> Result<bool, LimitError> {
+        match start {
+            GroupStart::Command(change) => self.change_limits(*change),
+            GroupStart::File { disk, limits } => Ok(self.uring.set_limits_of_file(disk, limits)),
+        }
     }
 
     /// Changes the limits of the disk on both planes, or those of its group. A change that removes all takes the disk

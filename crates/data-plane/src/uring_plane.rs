@@ -125,15 +125,20 @@ impl UringPlane {
         self.lanes.pool().postboxes().for_each(tell);
     }
 
-    /// Makes the disk share the limits of a group, in place of its present ones. `limits`: the group
-    /// gets these. A new group without them has none.
-    pub fn join_limit_group(&mut self, name: &str, limits: Option<&Limits>) {
+    /// Makes the disk share the limits of a group, in place of its present ones. A new group has none.
+    pub fn join_limit_group(&mut self, name: &str) {
         if let Some(member) = self.new_member(name) {
             self.become_member(member);
         }
-        if let Some(limits) = limits {
-            self.set_limits(limits);
+    }
+
+    /// Gives the group of the disk the limits of a file. Returns whether they differ from the present ones.
+    pub(crate) fn set_limits_of_file(&self, disk: &str, limits: &Limits) -> bool {
+        let differs = self.member.limiter().set_of_file(disk, limits);
+        if differs {
+            self.limits_changed();
         }
+        differs
     }
 
     /// A membership in a group; `None`: the disk is in the group already.

@@ -12,7 +12,8 @@ use std::process::ExitCode;
 
 /// Serves disks to virtual machines (vhost-user-blk).
 ///
-/// An option in place of the command means `serve`, as VMMs expect of a vhost-user program:
+/// If the first argument is an option, the command is `serve`, as the vhost-user back-end
+/// conventions require:
 /// `vhost-blk --socket-path=PATH --blk-file=PATH`.
 #[derive(Debug, Parser)]
 #[command(name = "vhost-blk", version, subcommand_required = true, disable_help_subcommand = true)]
@@ -31,7 +32,7 @@ pub enum Command {
     Convert(convert::ConvertArgs),
     /// Make a raw or qcow2 image file
     Create(create::CreateArgs),
-    /// Ask a running daemon for the state of its disks, change them, add and remove some
+    /// Control a running daemon: show, change, add and remove disks
     Ctl(Box<ctl::CtlArgs>),
     /// Serve many disks, which come and go while it runs
     Daemon(Box<DaemonArgs>),

@@ -14,7 +14,7 @@ use std::io::Write;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 /// Socket files of the process, other than those of the disks, and the file of its id.
 type SocketFiles = Arc<Mutex<Vec<SocketFile>>>;
@@ -52,6 +52,7 @@ pub fn daemon(args: &DaemonArgs) -> Result<(), Failure> {
         return check(&args.process, directory);
     }
     args.check()?;
+    socket::refuse_passed()?;
     // Clients, which learn of its files, have another working directory.
     let directory = args.config_dir.as_ref().map(std::path::absolute).transpose();
     let directory = directory.map_err(|error| {
@@ -141,15 +142,20 @@ fn run(
         }
         false => Err(failure),
     });
-    if begun.is_err() {
+    if let Err(failure) = &begun {
         disks.stop();
+        if !disks.wait_at_most(Duration::ZERO) {
+            tracing::error!(%failure, "the start has failed: ending its disks");
+        }
+        if !disks.wait_at_most(signals::DRAIN_MAX) {
+            disks.remove_socket_files();
+            disks.remove_parts();
+        }
     } else {
         log_ready(disks);
         disks.tell_manager_from_now("READY=1");
         watchdog::start(disks);
-    }
-    disks.wait();
-    if begun.is_ok() {
+        disks.wait();
         notify::notify("STOPPING=1");
         disks.end_streams(true);
     }
@@ -205,7 +211,11 @@ fn begin_pidfile(
 ) -> Result<(), Failure> {
     match (taken.and_then(|taken| taken.pidfile.take()), &disks.process.pidfile) {
         (Some(taken), _) => keep_pidfile(disks, taken, files),
-        (None, Some(path)) => pidfile::check(path),
+        (None, Some(path)) => {
+            pidfile::check(path)?;
+            // Before a guest is served: the file is written when all disks have started.
+            pidfile::check_directory(path)
+        }
         (None, None) => Ok(()),
     }
 }

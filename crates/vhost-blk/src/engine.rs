@@ -6,8 +6,8 @@ use crate::options::{DiskArgs, ProcessArgs};
 use crate::values::{Cache, Coalesce, IoPoll, Plane};
 use backend::{Disk, ImageLock};
 use data_plane::{
-    Health, HealthEvent, KernelOptions, Limits, PlaneChoice, PlaneKind, PlaneSelector, StartError,
-    UringOptions, UringPool,
+    GroupStart, Health, HealthEvent, KernelOptions, Limits, PlaneChoice, PlaneKind, PlaneSelector,
+    StartError, UringOptions, UringPool,
 };
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -22,7 +22,8 @@ pub struct Server {
 
 impl Server {
     /// Adds the disk to the threads of the io_uring data plane and selects the data plane. `lock` is
-    /// the lock of the image, and whether it is held.
+    /// the lock of the image, and whether it is held. A disk of a group changes no limits yet: another step of its
+    /// start may fail ([`Server::start_in_group`]).
     ///
     /// # Errors
     /// [`Failure`] if a thread gets no io_uring or no resource of the disk, or the kernel data
@@ -44,10 +45,9 @@ impl Server {
         let uring = uring_options(process, args.queues());
         let kernel = kernel_options(&uring, args, process);
         let mut plane = pool.add_disk(Arc::clone(&disk)).map_err(start_failed)?;
-        let limits = args.limits();
         match &args.limit_group {
-            Some(group) => plane.join_limit_group(group, limits.is_set().then_some(&limits)),
-            None => plane.set_limits(&limits),
+            Some(group) => plane.join_limit_group(group),
+            None => plane.set_limits(&args.limits()),
         }
         let planes = PlaneSelector::new(Arc::clone(&disk), plane, kernel, choice(args.data_plane))
             .map_err(|error| Failure::told("use the kernel data plane", error))?;
@@ -74,6 +74,16 @@ impl Server {
         self.device.take_over(state, descriptors).map_err(|error| {
             Failure::run("take over the disk of the old program", error, "start the daemon again")
         })
+    }
+
+    /// Gives the group of the disk the limits of its options.
+    ///
+    /// # Errors
+    /// [`Failure`] if they are refused.
+    pub fn start_in_group(&mut self, start: &GroupStart) -> Result<(), Failure> {
+        self.device
+            .start_in_group(start)
+            .map_err(|error| Failure::told("set the limits of the group", error))
     }
 
     /// Calls `observer` after each change of the disk.

@@ -30,7 +30,10 @@ fn send(name: &OsStr, state: &str) -> io::Result<()> {
         [b'@', rest @ ..] => SocketAddr::from_abstract_name(rest)?,
         _ => SocketAddr::from_pathname(name)?,
     };
-    UnixDatagram::unbound()?.send_to_addr(state.as_bytes(), &address).map(|_| ())
+    let socket = UnixDatagram::unbound()?;
+    // A manager that does not read must not keep a disk waiting.
+    socket.set_nonblocking(true)?;
+    socket.send_to_addr(state.as_bytes(), &address).map(|_| ())
 }
 
 #[cfg(test)]

@@ -151,13 +151,13 @@ pub struct DiskArgs {
 #[derive(Args, Clone, Debug)]
 pub struct ProcessArgs {
     /// Requests that a queue hands to the storage, and completions that it shows to the guest, at a
-    /// time, from 1 to 32. auto: each thread, or queue in the kernel, tries which number is fastest.
+    /// time, from 1 to 32. auto: each thread (kernel plane: each queue) measures which is fastest.
     /// Only for I/O that io_uring or the kernel does
     #[arg(long, value_name = "auto|N", default_value = "auto", value_parser = values::batch_size,
           help_heading = "Data plane")]
     pub batch_size: BatchSize,
     /// Hold an interrupt of the guest while the guest sends more requests, for at most 100
-    /// microseconds. auto: each queue tries whether that is faster. Needs --poll-max-us
+    /// microseconds. auto: each queue measures whether that is faster. Needs --poll-max-us
     #[arg(long, value_name = "MODE", default_value = "auto", help_heading = "Data plane")]
     pub coalesce: Coalesce,
     /// Bind the data plane's threads to these CPUs, in turn; a list such as 0-3,6
@@ -455,6 +455,13 @@ impl ProcessArgs {
                 "set the mode or group of the metrics socket",
                 "there is none",
                 "give --metrics unix:PATH, or drop --metrics-mode and --metrics-group",
+            ));
+        }
+        if self.coalesce == Coalesce::On && self.poll_max().is_zero() {
+            return Err(Failure::usage(
+                "hold calls",
+                "--poll-max-us 0 ends polling, and a thread that does not poll holds no call",
+                "drop --poll-max-us or --coalesce",
             ));
         }
         Ok(())

@@ -8,6 +8,7 @@
 use crate::failure::Failure;
 use crate::socket_file::{self, SocketFile};
 use backend::file::identity_of;
+use rustix::fs::{Access, access};
 use std::fmt::Display;
 use std::fs::{self, File, TryLockError};
 use std::io::{self, ErrorKind, Read, Write};
@@ -43,6 +44,8 @@ pub(crate) fn check(path: &Path) -> Result<(), Failure> {
     }
     match file.try_lock() {
         Ok(()) => Ok(()),
+        // Each user may read the file, and wait for the lock of a process that has ended.
+        Err(TryLockError::WouldBlock) if !is_alive(text.trim_end()) => Ok(()),
         Err(TryLockError::WouldBlock) => {
             let why = format!("the live process {} has it", text.trim_end());
             Err(failed(&why, "stop that process, or name another path"))
@@ -53,15 +56,37 @@ pub(crate) fn check(path: &Path) -> Result<(), Failure> {
     }
 }
 
+/// Returns whether a process has this id.
+fn is_alive(id: &str) -> bool {
+    Path::new("/proc").join(id).exists()
+}
+
+/// Checks that a file can be made in the directory of `path`.
+///
+/// # Errors
+/// [`Failure`] with the cause.
+pub(crate) fn check_directory(path: &Path) -> Result<(), Failure> {
+    let directory = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    access(directory, Access::WRITE_OK | Access::EXEC_OK)
+        .map_err(|error| failed_in_directory(path, error.into()))
+}
+
+fn failed_in_directory(path: &Path, error: io::Error) -> Failure {
+    match error.kind() {
+        ErrorKind::NotFound => failure(path, &"there is no such directory", "make it"),
+        _ => failure(path, &error, "check the permissions and the space of its directory"),
+    }
+}
+
 /// Writes the file, in place of a stale one. Returns it with the descriptor that has the lock.
 ///
 /// # Errors
 /// [`Failure`] as [`check`], or if the file cannot be written. Nothing of it remains.
 pub(crate) fn write(path: &Path) -> Result<(OwnedFd, SocketFile), Failure> {
-    let failed = |error: io::Error| match error.kind() {
-        ErrorKind::NotFound => failure(path, &"there is no such directory", "make it"),
-        _ => failure(path, &error, "check the permissions and the space of its directory"),
-    };
+    let failed = |error: io::Error| failed_in_directory(path, error);
     let _lock = socket_file::lock_directory_at_start(path).map_err(failed)?;
     check(path)?;
     let new = new_path(path);

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 /// Maximum time to drain; then the program exits with I/O in flight. The guest has seen no
 /// completion of that I/O.
-const DRAIN_MAX: Duration = Duration::from_millis(900);
+pub(crate) const DRAIN_MAX: Duration = Duration::from_millis(900);
 
 /// Maximum time that disks without requests in flight have after that, for their bitmaps and tables. The packaged units
 /// kill the daemon after 5 s.

@@ -99,6 +99,21 @@ impl Source {
     }
 }
 
+/// Refuses a socket of a service manager: no disk of a daemon would take its connections.
+///
+/// # Errors
+/// [`Failure`] if there is one.
+pub fn refuse_passed() -> Result<(), Failure> {
+    match passed_sockets() {
+        Ok(false) => Ok(()),
+        _ => Err(Failure::usage(
+            "start the daemon",
+            "the service manager passes a socket (LISTEN_FDS), and `vhost-blk daemon` makes its own ones",
+            "drop the socket unit, or use vhost-blk serve for one disk",
+        )),
+    }
+}
+
 /// Returns whether a service manager passed a socket to this process (`sd_listen_fds(3)`).
 fn passed_sockets() -> Result<bool, Failure> {
     let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u32>().ok());

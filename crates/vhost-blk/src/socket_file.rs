@@ -90,7 +90,7 @@ pub fn listen(
     }
     let lock = lock_directory_at_start(path).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => missing(path),
-        _ => failed(&error, "see that its directory may be read and is used by no hanging program"),
+        _ => failed(&error, "let this user read the directory"),
     })?;
     clear(path)?;
     let system = |error: io::Error| failed(&error, "check the permissions of the directory");
@@ -178,16 +178,23 @@ fn probe(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Locks the directory of `path` until the file is dropped, for a process that starts.
+/// Locks the directory of `path` until the result is dropped, for a process that starts. Goes on without the lock if
+/// another process holds it for long: each user who may read the directory can lock it, and must not keep disks down.
+/// The lock only orders programs that replace the same stale file.
 ///
 /// # Errors
-/// The error of a system call, or of another process that holds the lock.
-pub(crate) fn lock_directory_at_start(path: &Path) -> io::Result<File> {
-    lock_directory(path, START_WAIT_MAX)
+/// The error of a system call.
+pub(crate) fn lock_directory_at_start(path: &Path) -> io::Result<Option<File>> {
+    let locked = lock_directory(path, START_WAIT_MAX)?;
+    if locked.is_none() {
+        let path = path.display();
+        tracing::warn!(%path, "another process holds a lock on this directory: going on without the lock");
+    }
+    Ok(locked)
 }
 
-/// Locks the directory of `path` until the file is dropped.
-fn lock_directory(path: &Path, wait_max: Duration) -> io::Result<File> {
+/// Locks the directory of `path` until the result is dropped. `None`: another process holds the lock.
+fn lock_directory(path: &Path, wait_max: Duration) -> io::Result<Option<File>> {
     let directory = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
@@ -196,13 +203,11 @@ fn lock_directory(path: &Path, wait_max: Duration) -> io::Result<File> {
     let deadline = Instant::now() + wait_max;
     loop {
         match file.try_lock() {
-            Ok(()) => return Ok(file),
+            Ok(()) => return Ok(Some(file)),
             Err(TryLockError::WouldBlock) if Instant::now() < deadline => {
                 std::thread::sleep(LOCK_RETRY);
             }
-            Err(TryLockError::WouldBlock) => {
-                return Err(io::Error::other("another process holds a lock on its directory"));
-            }
+            Err(TryLockError::WouldBlock) => return Ok(None),
             Err(TryLockError::Error(error)) => return Err(error),
         }
     }
@@ -247,6 +252,18 @@ mod tests {
             all.into_iter().filter_map(|one| one.join().unwrap()).collect()
         });
         assert_eq!(won.len(), 1);
+        UnixStream::connect(&path).unwrap();
+    }
+
+    /// Any user who may read the directory can do that.
+    #[test]
+    fn a_lock_of_another_program_on_the_directory_keeps_no_socket_away() {
+        let dir = tempfile::tempdir().unwrap();
+        let held = File::open(dir.path()).unwrap();
+        held.lock_shared().unwrap();
+        let path = dir.path().join("disk.sock");
+        drop(UnixListener::bind(&path).unwrap());
+        let (_listener, _file) = listen(&path, 0o600, None).unwrap();
         UnixStream::connect(&path).unwrap();
     }
 

@@ -188,6 +188,10 @@ pub fn num_queues(text: &str) -> Result<u16, String> {
 
 /// Maximum virtqueues of one disk.
 pub const NUM_QUEUES_MAX: u16 = 64;
+/// Largest limit on the requests per second.
+pub const IOPS_MAX: u64 = 1_000_000_000;
+/// Largest limit on the bytes per second: a number of a TOML file.
+pub const BANDWIDTH_MAX: u64 = i64::MAX as u64;
 
 /// Maximum data-plane threads.
 pub const THREADS_MAX: usize = 64;
@@ -334,13 +338,16 @@ pub fn burst(text: &str) -> Result<Burst, String> {
 
 /// A number of requests per second.
 pub fn iops(text: &str) -> Result<NonZeroU64, String> {
-    let count = in_range(text, 1, 1_000_000_000)?;
+    let count = in_range(text, 1, IOPS_MAX)?;
     NonZeroU64::new(count).ok_or_else(|| "give at least 1".to_owned())
 }
 
 /// A number of bytes per second, with an optional K, M, G or T.
 pub fn rate_of_bytes(text: &str) -> Result<NonZeroU64, String> {
     let bytes = backend::create::parse_bytes(text).map_err(|error| error.to_string())?;
+    if bytes > BANDWIDTH_MAX {
+        return Err(format!("give at most {BANDWIDTH_MAX}"));
+    }
     NonZeroU64::new(bytes).ok_or_else(|| "give at least 1".to_owned())
 }
 

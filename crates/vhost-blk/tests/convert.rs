@@ -174,8 +174,15 @@ fn bad_input_is_refused_and_leaves_nothing() {
     let directory = place.dir.path();
     sources(directory);
     fs::write(directory.join("empty"), "").unwrap();
+    std::os::unix::fs::symlink("nothing", directory.join("dangling")).unwrap();
+    let fifo = directory.join("fifo");
+    rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, 0o600.into(), 0)
+        .unwrap();
     let before = place.files();
-    let cases: [(&[&str], i32, &str); 15] = [
+    let cases: [(&[&str], i32, &str); 18] = [
+        (&["a.raw", "dangling"], 1, "a symbolic link to a file that does not exist"),
+        (&["--overwrite", "a.raw", "dangling"], 1, "a symbolic link to a file that does not exist"),
+        (&["--overwrite", "a.raw", "fifo"], 1, "no regular file"),
         (&["none", "new"], 1, "none: cannot be read"),
         (&["empty", "new"], 1, "empty"),
         (&["/dev/null", "new"], 1, "neither a regular file"),

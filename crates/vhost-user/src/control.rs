@@ -158,6 +158,8 @@ pub struct Status {
     pub features: u64,
     /// The write-back cache is on.
     pub writeback: bool,
+    /// The cache mode that a command has set. The guest may have chosen another one since.
+    pub cache_set: Option<bool>,
     /// The treatment of storage that fails or hangs.
     pub errors: ErrorRules,
     /// All queues, by index.

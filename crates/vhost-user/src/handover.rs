@@ -129,6 +129,7 @@ impl Session<'_> {
             plane: device.planes.selected().into(),
             paused: device.paused,
             writeback: self.writeback.load(Ordering::Relaxed),
+            cache_set: device.cache_set,
             limits: device.planes.limits().into(),
             limit_group: device.planes.limit_group().map(|group| group.to_string()),
             errors: device.errors_set.then(|| device.health.rules().into()),
@@ -272,6 +273,7 @@ impl Device {
                 None => FollowedLock { lock: lock.without_lock(), held: !state.guest_is_away },
             });
         self.writeback.store(state.writeback, Ordering::Relaxed);
+        self.cache_set = state.cache_set;
         self.front_ends = state.front_ends;
         for (own, earlier) in self.earlier_stats.iter_mut().zip(&state.counters) {
             *own = earlier.into();

@@ -42,7 +42,9 @@ pub use state::{DeviceState, StateError};
 
 use backend::{Disk, ImageLock};
 use control::Mailbox;
-use data_plane::{ErrorRules, Health, KernelError, Limits, PlaneSelector, QueueStats};
+use data_plane::{
+    ErrorRules, GroupStart, Health, KernelError, LimitError, Limits, PlaneSelector, QueueStats,
+};
 use handover::Inherited;
 use image_lock::FollowedLock;
 use session::Session;
@@ -106,6 +108,8 @@ pub struct Device {
     faults: File,
     /// The cache mode. It outlives connections: a front-end that reconnects does not send it again.
     writeback: Arc<AtomicBool>,
+    /// The cache mode that a command has set.
+    cache_set: Option<bool>,
     /// The front-end that replaces a silent one.
     waiting: Option<UnixStream>,
     /// The connection of an earlier program, until it is served.
@@ -151,6 +155,7 @@ impl Device {
             observer: None,
             faults: faults::err_eventfd()?,
             writeback,
+            cache_set: None,
             waiting: None,
             inherited: None,
             front_ends: 0,
@@ -176,6 +181,24 @@ impl Device {
     /// [`KernelError`] if the kernel runs queues and refuses them: the old ones hold.
     pub fn set_limits(&mut self, limits: Limits) -> Result<(), KernelError> {
         self.planes.set_limits(&limits)
+    }
+
+    /// Gives the group of the disk, which starts, the limits of its options.
+    ///
+    /// # Errors
+    /// As [`PlaneSelector::change_limits`].
+    pub fn start_in_group(&mut self, start: &GroupStart) -> Result<(), LimitError> {
+        if self.planes.start_in_group(start)? {
+            self.limits_changed();
+        }
+        Ok(())
+    }
+
+    /// Reports the limits in force.
+    fn limits_changed(&self) {
+        let (limits, group) = (self.planes.limits(), self.planes.limit_group().cloned());
+        tracing::info!(iops = ?limits.iops, bytes = ?limits.bytes, burst = ?limits.burst, ?group, "limits");
+        self.tell(Notice::Limited(limits, group));
     }
 
     /// Replaces the health of the disk, with its policy for errors. No queue may run. The kernel plane

@@ -124,7 +124,7 @@ impl Session<'_> {
             None => planes.change_limits(change)?,
         };
         if changed {
-            self.limits_changed();
+            self.device.limits_changed();
         }
         Ok(changed)
     }
@@ -135,18 +135,13 @@ impl Session<'_> {
         (planes.limits(), planes.limit_group().cloned())
     }
 
-    fn limits_changed(&self) {
-        let (limits, group) = self.limits();
-        tracing::info!(iops = ?limits.iops, bytes = ?limits.bytes, burst = ?limits.burst, ?group, "limits");
-        self.device.tell(Notice::Limited(limits, group));
-    }
-
     /// Sets the cache mode and tells the front-end. Returns whether it was another one.
     ///
     /// A guest that was started in write-through mode sends no FLUSH: write-back mode would lose its
     /// writes in a power cut.
     pub(crate) fn set_cache(&mut self, on: bool, connected: bool) -> Result<bool, OperateError> {
         if on == self.writeback.load(Ordering::Relaxed) {
+            self.device.cache_set = Some(on);
             return Ok(false);
         }
         if on && connected {
@@ -156,6 +151,7 @@ impl Session<'_> {
             self.lost = Some(error.to_string());
             OperateError::Lost(error)
         })?;
+        self.device.cache_set = Some(on);
         self.backend_channel.knows_nothing();
         tracing::info!(writeback = on, "cache mode");
         Ok(true)

@@ -26,6 +26,9 @@ pub struct DeviceState {
     pub(crate) plane: PlaneState,
     pub(crate) paused: bool,
     pub(crate) writeback: bool,
+    /// The cache mode that a command has set. Older programs do not know it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) cache_set: Option<bool>,
     pub(crate) limits: LimitsState,
     /// The group of disks that share the limits.
     pub(crate) limit_group: Option<String>,

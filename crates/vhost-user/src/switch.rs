@@ -125,6 +125,7 @@ impl Session<'_> {
             front_ends: device.front_ends,
             features: self.features,
             writeback: self.writeback.load(Ordering::Relaxed),
+            cache_set: device.cache_set,
             errors: device.health.rules(),
             queues: queues.collect(),
             kernel_counters: kernel,

@@ -94,7 +94,7 @@ pub(super) fn carry_out(
         "MirrorStatus" => mirror::status(disks, &mut call)?,
         "CompleteMirror" => mirror::complete(disks, client, &mut call)?,
         "Snapshot" => snapshot::take(disks, client, &mut call)?,
-        "Snapshots" => snapshot::list(disks, &mut call)?,
+        "Snapshots" => snapshot::list(disks, client, &mut call)?,
         "SetLogLevel" => set_log_level(&mut call)?,
         "Version" => version::version(disks, &call)?,
         "Backup" => return backup::request(disks, client, &mut call).map(Done::Backup),
@@ -168,7 +168,8 @@ fn of_disk(
     let what = format!("{what} the disk {name}");
     match ask(disks, client, &name, command, &what)? {
         Answer::Status(status) if method == "DiscardStats" => {
-            Ok(discards_value(&name, &status, &disks.space(&name)?))
+            let space = disks.look_for(&name, Disks::space, || client.is_connected())?;
+            Ok(discards_value(&name, &status, &space))
         }
         Answer::Status(status) => {
             let facts = disks.mirror_facts(&name)?;
@@ -296,10 +297,10 @@ fn remove(disks: &Disks, client: &Client<'_>, call: &mut Call) -> Result<Value, 
     }
     client.means(&name);
     only_many(disks, "remove a disk")?;
-    if forgets {
-        disks.forget(&name)?;
-    }
-    let removed = disks.remove(&name, force, || client.is_connected())?;
+    let removed = match forgets {
+        true => disks.remove_with_file(&name, force, || client.is_connected())?,
+        false => disks.remove(&name, force, || client.is_connected())?,
+    };
     Ok(json!({"given_up": removed == Removed::GivenUp, "config": disks.present_file_of(&name)}))
 }
 
@@ -325,12 +326,9 @@ fn add(
     if saves {
         disks.check_save(&name)?;
     }
-    let (wait, added) = (LockWait::from_now(), name.clone());
-    disks.add(NewDisk { name, args, origin: Origin::Command, image, taken: None, wait })?;
-    let warnings = disks.notices_of(&added);
-    if saves {
-        saving::save_added(disks, client, &added)?;
-    }
+    let wait = LockWait::from_now();
+    let new = NewDisk { name, args, origin: Origin::Command, image, taken: None, wait };
+    let warnings = disks.add_for(new, saves, || client.is_connected())?;
     Ok(json!({"warnings": warnings}))
 }
 
@@ -367,9 +365,10 @@ fn errors(call: &mut Call) -> Result<ErrorChange, CallError> {
 }
 
 fn limit_change(call: &mut Call) -> Result<LimitChange, CallError> {
-    let count = |value: &Value| value.as_u64().map(NonZeroU64::new);
-    let iops = call.optional("iops", count)?;
-    let bytes = call.optional("bandwidth", count)?;
+    let up_to =
+        |most| move |value: &Value| value.as_u64().filter(|it| *it <= most).map(NonZeroU64::new);
+    let iops = call.optional("iops", up_to(values::IOPS_MAX))?;
+    let bytes = call.optional("bandwidth", up_to(values::BANDWIDTH_MAX))?;
     let burst = call.optional("burst_ms", |value| {
         let burst = Duration::from_millis(value.as_u64()?);
         (Limits::BURST_MIN..=Limits::BURST_MAX).contains(&burst).then_some(burst)

@@ -2,12 +2,11 @@
 //! Disks and options that outlive a restart of the daemon.
 
 use super::client::Client;
-use super::methods::ask;
 use super::protocol::{Call, CallError};
-use crate::disks::{Disks, Force, Live};
+use crate::disks::{Disks, Live};
 use crate::failure::Failure;
 use serde_json::{Value, json};
-use vhost_user::{Answer, Command, Status};
+use vhost_user::Status;
 
 /// The parameter `save` of a call.
 pub(super) fn is_wanted(call: &mut Call) -> Result<bool, CallError> {
@@ -20,14 +19,8 @@ pub(super) fn save(disks: &Disks, client: &Client<'_>, name: &str) -> Result<Val
 }
 
 fn save_part(disks: &Disks, client: &Client<'_>, name: &str, part: Live) -> Result<Value, Failure> {
-    let what = format!("save the disk {name}");
-    match ask(disks, client, name, Command::Status, &what)? {
-        Answer::Status(status) => {
-            let path = disks.save(name, &status, part)?;
-            Ok(json!({"config": path}))
-        }
-        _ => Err(Failure::run(what, "it has told nothing", "repeat the command")),
-    }
+    let path = disks.save(name, part, || client.is_connected())?;
+    Ok(json!({"config": path}))
 }
 
 /// Saves these options of a disk, whose change holds, and adds the file to the reply.
@@ -48,15 +41,6 @@ pub(super) fn with_saved(
 fn unsaved(failure: Failure) -> Failure {
     let why = format!("the change holds until the disk ends, and is not saved: {}", failure.why);
     Failure { why, ..failure }
-}
-
-/// Saves a disk that was added a moment ago, and removes it if that fails.
-pub(super) fn save_added(disks: &Disks, client: &Client<'_>, name: &str) -> Result<(), Failure> {
-    save(disks, client, name).map(drop).inspect_err(|_| {
-        if let Err(failure) = disks.remove(name, Force::Yes, || true) {
-            tracing::error!(%failure, "the disk stays, and is not saved");
-        }
-    })
 }
 
 /// Adds the options with which a disk runs to its status.

@@ -36,8 +36,13 @@ pub(super) fn take(
 }
 
 /// `Snapshots`.
-pub(super) fn list(disks: &Disks, call: &mut Call) -> Result<Value, CallError> {
-    let files = disks.chain(&only_disk(disks, call)?)?;
+pub(super) fn list(
+    disks: &Arc<Disks>,
+    client: &Client<'_>,
+    call: &mut Call,
+) -> Result<Value, CallError> {
+    let name = only_disk(disks, call)?;
+    let files = disks.look_for(&name, Disks::chain, || client.is_connected())?;
     let file = |file: &FileFacts| {
         json!({
             "path": file.path.display().to_string(),

@@ -114,7 +114,9 @@ fn replies<'a>(
 ) -> Result<Vec<Told>, Failure> {
     let mut asker = connect()?;
     let mut list = asker.ask("list the disks", "List", &json!({}), None)?;
-    let rows: Vec<Value> = serde_json::from_value(list["disks"].take()).unwrap_or_default();
+    let mut rows: Vec<Value> = serde_json::from_value(list["disks"].take()).unwrap_or_default();
+    // A disk that was given up has left its name, which another one may have.
+    rows.retain(|row| row["state"] != "given_up");
     let named = |row: &Value| Named { name: row["name"].as_str().map(str::to_owned) };
     let names: Vec<Named> = rows.iter().map(named).collect();
     let questions = Questions { connect, call, names: &names, state: Mutex::default() };

@@ -79,8 +79,8 @@ pub struct Named {
 pub enum Action {
     /// Serve another disk, with the options of serve
     Add(Box<AddArgs>),
-    /// Copy a disk to a new image while the guest runs, as the disk is at the start of the copy. A
-    /// stop of this command cancels the copy
+    /// Copy a disk to a new image while the guest runs. The copy has the content of the disk at its
+    /// start. Interrupting this command cancels the backup
     Backup(BackupArgs),
     /// Show the bitmaps of a disk, which note changes for incremental backups
     ///
@@ -142,9 +142,9 @@ pub enum Action {
         /// The disk
         #[arg(value_parser = values::disk_name)]
         name: String,
-        /// Give the disk up if its storage does not answer within a second: its name and its socket are
-        /// free then. The image stays in use, and the storage may write to the memory of the guest, until
-        /// it answers
+        /// Detach the disk even if its storage does not answer within a second. Its name and its
+        /// socket can be used again at once. Until the storage answers, the image stays in use, and
+        /// pending reads may still write to guest memory
         #[arg(long)]
         force: bool,
         /// Remove its file of --config-dir, too: it is not served again after a restart of the daemon
@@ -286,7 +286,7 @@ pub fn ctl(args: &CtlArgs) -> Result<(), Failure> {
             let (parameters, image) = add.parameters()?;
             let reply = connect()?.ask("add the disk", "Add", &parameters, image.as_ref())?;
             print(&shown(&Call::new("", "", Value::Null), &reply, args.json))?;
-            text::warn(&reply);
+            text::warn(&reply, args.json);
             Ok(())
         }
         Action::Backup(backup) if !backup.cancel => {

@@ -6,7 +6,7 @@ use crate::clock;
 use crate::values::Size;
 use backend::quoted;
 use indicatif::HumanBytes;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::path::Path;
@@ -285,11 +285,14 @@ pub(super) fn removed(reply: &Value) -> String {
     }
 }
 
-/// Prints the warnings of a reply on standard error, also beside JSON.
-pub(super) fn warn(reply: &Value) {
+/// Prints the warnings of a reply on standard error, as objects beside JSON.
+pub(super) fn warn(reply: &Value, as_json: bool) {
     for warning in reply["warnings"].as_array().into_iter().flatten() {
         // A failed write to stderr has no remedy.
-        let _ = writeln!(std::io::stderr(), "vhost-blk: warning: {}", word(warning));
+        let _ = match as_json {
+            true => writeln!(std::io::stderr(), "{}", json!({"warning": warning})),
+            false => writeln!(std::io::stderr(), "vhost-blk: warning: {}", word(warning)),
+        };
     }
 }
 

@@ -18,7 +18,7 @@ pub(super) fn show(mut asker: Asker<'_>, as_json: bool) -> Result<(), Failure> {
     let daemon = asker.ask("get the version of the daemon", "Version", &json!({}), None)?;
     let told = told(&daemon);
     print(&if as_json { format!("{told}\n") } else { text(&told) })?;
-    warn(&told);
+    warn(&told, as_json);
     Ok(())
 }
 

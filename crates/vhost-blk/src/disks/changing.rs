@@ -35,11 +35,7 @@ pub(super) fn change(
 ) -> Result<(), Failure> {
     let what = format!("change the disk {name}");
     let failed = |why: &str| Failure::told(&what, why);
-    let status = match order(control, Command::Status) {
-        Ok(Answer::Status(status)) => status,
-        Ok(_) => return Err(failed("it has told nothing; reload again")),
-        Err(refusal) => return Err(failed(refusal.told())),
-    };
+    let status = status(&what, control)?;
     let steps = steps(old, new, &status);
     for (at, step) in steps.iter().enumerate() {
         if let Err(refusal) = order(control, step.command.clone()) {
@@ -47,6 +43,18 @@ pub(super) fn change(
         }
     }
     Ok(())
+}
+
+/// The present status of a disk.
+///
+/// # Errors
+/// [`Failure`] of the command `what`, if the disk does not answer.
+pub(super) fn status(what: &str, control: &Control) -> Result<Box<Status>, Failure> {
+    match order(control, Command::Status) {
+        Ok(Answer::Status(status)) => Ok(status),
+        Ok(_) => Err(Failure::told(what, "the disk has sent no status; repeat the command")),
+        Err(refusal) => Err(Failure::told(what, refusal.told())),
+    }
 }
 
 /// The end of a command without success.

@@ -55,10 +55,17 @@ impl NewConfig {
     /// Cause and remedy.
     pub(super) fn prepare_live(file: &Path, new: &DiskArgs, part: Live) -> Result<Self, String> {
         let (path, present) = read(file)?;
-        NewConfig::write(path, present, |document| {
+        let made = NewConfig::write(path, present, |document| {
             set_live(document, new, part);
             Ok(())
-        })
+        })?;
+        // The next start reads this file.
+        let text = fs::read_to_string(made.new.path()).map_err(|error| error.to_string())?;
+        let read = config::disk_of_text(&made.path, &text).map_err(|it| it.to_string())?;
+        match part.put(new, read.clone()) == read {
+            true => Ok(made),
+            false => Err(format!("{} cannot hold these options", file.display())),
+        }
     }
 
     fn write(

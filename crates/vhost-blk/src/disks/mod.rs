@@ -17,6 +17,7 @@
 //!
 //! During an upgrade ([`Disks::hold`]) no name changes its state, unless the process is stopped.
 
+mod apart;
 mod backups;
 mod base;
 pub(crate) mod bitmaps;
@@ -69,7 +70,6 @@ use crate::events::{DiskEvents, Events};
 use crate::failure::{Failure, Sort};
 use crate::options::{DiskArgs, ProcessArgs};
 use crate::os;
-use crate::socket::Source;
 use crate::socket_file::SocketFile;
 use crate::stop::Stop;
 use crate::upgrade::{Parts, Socket, TakenParts, Upgrader};
@@ -190,6 +190,7 @@ struct State {
     closing: usize,
     /// The begins of permits of threads that work on disks of the directory.
     permits: Vec<Arc<Instant>>,
+    looking: apart::LookedAt,
     targets: Targets,
     storage_waits: StorageWaits,
 }
@@ -298,15 +299,6 @@ impl Disks {
         })
     }
 
-    /// Opens and serves a disk on the socket that its options name.
-    ///
-    /// # Errors
-    /// [`Failure`] if it cannot be served. Nothing of it remains.
-    pub fn add(self: &Arc<Self>, disk: NewDisk) -> Result<(), Failure> {
-        let source = Source::of_disk(&disk.args)?;
-        self.launch(self.prepare(disk, &source)?)
-    }
-
     /// The threads that all disks share. They start with the first disk, which has so many queues.
     fn pool(&self, queues: u16) -> Result<UringPool, Failure> {
         let mut pool = self.pool.lock().unwrap_or_else(PoisonError::into_inner);
@@ -365,15 +357,21 @@ impl Disks {
     /// Waits until all disks have gone, also those that were given up, and each opening has its end; if disks come
     /// and go, also until [`Disks::stop`].
     pub fn wait(&self) {
-        let is_done = |state: &State| {
-            let is_empty =
-                state.table.is_empty() && state.given_up.is_empty() && state.left.is_empty();
-            is_empty && (state.stopping || self.mode == Mode::One)
-        };
-        let mut state = self.lock();
-        while !is_done(&state) {
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
+        let done = self.changed.wait_while(self.lock(), |state| !self.is_done(state));
+        drop(done.unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// As [`Disks::wait`], for this time at most. Returns whether they have gone.
+    pub fn wait_at_most(&self, patience: Duration) -> bool {
+        let waited =
+            self.changed.wait_timeout_while(self.lock(), patience, |state| !self.is_done(state));
+        let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        self.is_done(&state)
+    }
+
+    fn is_done(&self, state: &State) -> bool {
+        let is_empty = state.table.is_empty() && state.given_up.is_empty() && state.left.is_empty();
+        is_empty && (state.stopping || self.mode == Mode::One)
     }
 
     /// Removes the socket files, for an exit without a drain.

@@ -22,7 +22,7 @@ use crate::upgrade::{self, Parts, Storage, TakenParts, TakenSocket};
 use crate::values::{BackendKind, Plane};
 use backend::file::File as ImageFile;
 use backend::{Disk, Info};
-use data_plane::{HealthEvent, OncePerSecond, PlaneKind, Traced};
+use data_plane::{GroupStart, HealthEvent, LimitChange, Limits, OncePerSecond, PlaneKind, Traced};
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -62,6 +62,15 @@ struct Begun {
 }
 
 impl Disks {
+    /// Opens and serves a disk on the socket that its options name.
+    ///
+    /// # Errors
+    /// [`Failure`] if it cannot be served. Nothing of it remains.
+    pub fn add(self: &Arc<Self>, disk: NewDisk) -> Result<(), Failure> {
+        let (reservation, source) = self.reserve_new(&disk)?;
+        self.add_reserved(disk, &source, reservation)
+    }
+
     /// Opens a disk and its socket. It is served after [`Disks::launch`].
     ///
     /// # Errors
@@ -70,6 +79,34 @@ impl Disks {
         self.check(&disk.args)?;
         let reservation = self.reserve(&disk.name, Some(&disk.args), disk.origin)?;
         self.span(&disk.name).in_scope(|| self.open(disk, source, Arc::new(reservation)))
+    }
+
+    /// Checks the options of a new disk, and takes its name. Opens nothing.
+    ///
+    /// # Errors
+    /// [`Failure`] if the options are wrong, or the name has a disk.
+    pub(super) fn reserve_new(
+        self: &Arc<Self>,
+        disk: &NewDisk,
+    ) -> Result<(Reservation, Source), Failure> {
+        let source = Source::of_disk(&disk.args)?;
+        self.check(&disk.args)?;
+        Ok((self.reserve(&disk.name, Some(&disk.args), disk.origin)?, source))
+    }
+
+    /// Opens and serves a disk whose name is taken.
+    ///
+    /// # Errors
+    /// As [`Disks::add`].
+    pub(super) fn add_reserved(
+        self: &Arc<Self>,
+        disk: NewDisk,
+        source: &Source,
+        reservation: Reservation,
+    ) -> Result<(), Failure> {
+        let span = self.span(&disk.name);
+        let opened = span.in_scope(|| self.open(disk, source, Arc::new(reservation)))?;
+        self.launch(opened)
     }
 
     /// Opens and serves a disk of the directory, whose name is taken.
@@ -262,7 +299,10 @@ impl Disks {
         let threads = self.threads_of(opened.server.plane().0, opened.entry.args.queues());
         span.in_scope(|| opened.log(threads));
         let Opened { server, endpoint, connected, entry, reservation, consumed, .. } = opened;
-        let front_ends = FrontEnds {
+        // An earlier program's limits hold.
+        let is_new = entry.device.is_none();
+        let start = group_start(&name, &entry).filter(|_| is_new);
+        let mut front_ends = FrontEnds {
             server,
             stop: Arc::clone(&entry.stop),
             events: Arc::clone(&entry.events),
@@ -277,6 +317,10 @@ impl Disks {
             Failure::run(format!("serve {name}"), error, remedy)
         })?;
         let served = reservation.enter(entry)?;
+        // Not before: a disk that does not start must not change the limits of others.
+        if let Some(Err(failure)) = start.map(|start| front_ends.server.start_in_group(&start)) {
+            tracing::error!(%failure, "the group keeps its limits");
+        }
         consumed.into_iter().for_each(Consumed::release);
         let serve = move || {
             // Dropped in the opposite order: the device before the entry.
@@ -291,6 +335,20 @@ impl Disks {
         begin.send(Box::new(serve)).expect("the thread waits for it");
         Ok(())
     }
+}
+
+/// The limits that a disk gives its group when it starts; `None`: none, or it has no group.
+fn group_start(name: &str, entry: &Entry) -> Option<GroupStart> {
+    let limits = entry.args.limits();
+    entry.args.limit_group.as_ref().filter(|_| limits.is_set())?;
+    Some(match entry.origin {
+        Origin::Directory => GroupStart::File { disk: name.to_owned(), limits },
+        Origin::Command => GroupStart::Command(LimitChange {
+            iops: limits.iops.map(Some),
+            bytes: limits.bytes.map(Some),
+            burst: (limits.burst != Limits::BURST_DEFAULT).then_some(limits.burst),
+        }),
+    })
 }
 
 /// The block device of a disk, and its watch.

@@ -235,12 +235,7 @@ impl Disks {
     fn missing(self: &Arc<Self>, files: &Files) -> Vec<(String, Treatment)> {
         let state = self.lock();
         let missing = state.table.iter().filter(|(name, slot)| {
-            let is_of_directory = match slot {
-                Slot::Starting(opening) => opening.origin() == Origin::Directory,
-                Slot::Failed(_) => true,
-                Slot::Served(entry) => entry.origin == Origin::Directory,
-            };
-            is_of_directory && !files.contains_key(*name)
+            slot.origin() == Origin::Directory && !files.contains_key(*name)
         });
         let remove = |(name, slot): (&String, &Slot)| {
             let (disks, disk, which) = (Arc::clone(self), name.clone(), Which::of(slot));
@@ -296,6 +291,9 @@ impl Disks {
                 "a command has added another disk of this name",
                 "remove that disk, or rename the file",
             )),
+            Some(known) if known.stop.asked() => {
+                self.start_after_end(name, &known, args).map(|()| Some(Outcome::Added))
+            }
             Some(known) if known.args == args => Ok(None),
             Some(known) if Live::All.put(&args, known.args.clone()) == args => {
                 self.change(name, &known, args).map(|()| Some(Outcome::Changed))
@@ -321,6 +319,23 @@ impl Disks {
         opened.inspect_err(|failure| {
             reservation.fail(Some(args), failure);
         })
+    }
+
+    /// Starts a disk of the directory that a command has removed, after its end.
+    fn start_after_end(
+        self: &Arc<Self>,
+        name: &str,
+        known: &Known,
+        args: DiskArgs,
+    ) -> Result<(), Failure> {
+        let which = Which::Served(Arc::clone(&known.stop));
+        match self.remove_this(name, &which, Purpose::Restart, until(DISK_MAX)) {
+            Err(failure) if failure.sort != Sort::NoSuchDisk => {
+                self.start_later(known);
+                Err(failure)
+            }
+            _ => self.start_of_directory(name, args),
+        }
     }
 
     /// Changes a running disk.

@@ -90,8 +90,8 @@ impl GivenUp {
 }
 
 impl Disks {
-    /// Stops a disk and waits until it is drained and closed, as long as `go_on` says so. The disk
-    /// goes later if its storage takes longer; by force, it leaves its name after a second. A disk that is being
+    /// Stops a disk and waits until it is drained and closed, for a moment at least and as long as `go_on` says so.
+    /// The disk goes later if its storage takes longer; by force, it leaves its name after a second. A disk that is being
     /// opened leaves its name at once.
     ///
     /// # Errors
@@ -215,7 +215,8 @@ impl Disks {
                 self.give_up(&mut state, name);
                 return Ok(Removed::GivenUp);
             }
-            if !go_on() {
+            // A client may hang up right after its call.
+            if force == Force::No && begun.elapsed() >= LOOK && !go_on() {
                 return Err(Failure::run(
                     format!("remove the disk {name} now"),
                     "its storage has not completed the requests in flight",

@@ -7,13 +7,14 @@
 //! |---|---|---|
 //! | served | | stopping, if nothing would be ended |
 //! | stopping, then [`After::Opening`] | the restart requests the stop | starting, at the end of the disk; [`After::Failed`], if the disk is late; [`After::Nothing`], by a removal |
-//! | stopping, then [`After::Failed`] | the restart waits no longer | failed, at the end of the disk; [`After::Nothing`], by a removal |
+//! | stopping, then [`After::Failed`] | the restart waits no longer, or the reload that adds a removed disk again | failed, at the end of the disk; [`After::Nothing`], by a removal |
 //! | starting | the thread of the disk has ended | served, with the new options or else the old ones; failed; absent, by a removal |
 
+use super::live::Live;
 use super::reload::{Known, Outcome, until};
 use super::removal::{Purpose, Which};
 use super::starting::{Failed, Opening, Reservation};
-use super::{Disks, Slot, State};
+use super::{Disks, Slot, State, changing, saving};
 use crate::disk::LockWait;
 use crate::disks::changing::DISK_MAX;
 use crate::events::Change;
@@ -21,6 +22,7 @@ use crate::failure::{Failure, Sort};
 use crate::options::DiskArgs;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
+use vhost_user::Status;
 
 /// The next state of the name of a served disk, after its end.
 pub(super) enum After {
@@ -41,20 +43,44 @@ impl Disks {
         known: &Known,
         new: DiskArgs,
     ) -> Result<Outcome, Failure> {
-        let reservation = Arc::new(self.stop_for_restart(name, known, &new)?);
+        let what = format!("restart the disk {name} with its changed options");
+        let status = changing::status(&what, &known.control)?;
+        if status.paused || status.health.halt.is_some() {
+            let why = "it is paused or halted, and a restart would end that";
+            return Err(Failure::run(what, why, "resume it, and reload again"));
+        }
+        let reservation = Arc::new(self.stop_for_restart(what, name, known, &new)?);
         self.wait_for_end(name, known)?;
-        self.open_again(&reservation, new, known.args.clone())
+        let opened = self.open_again(&reservation, new, known.args.clone());
+        self.keep_live(name, known, &status);
+        opened
+    }
+
+    /// Gives a disk that has started again the options that commands had changed and that its file leaves as they were.
+    fn keep_live(&self, name: &str, known: &Known, status: &Status) {
+        let started = match self.lock().table.get(name) {
+            Some(Slot::Served(entry)) => Known::of(entry),
+            _ => return,
+        };
+        let kept = kept_live(&started.args, &known.args, status);
+        let Err(failure) = changing::change(name, &started.control, &started.args, &kept) else {
+            return;
+        };
+        tracing::warn!(%failure, "options that commands had changed are those of the file again");
+        if let Some(entry) = self.lock().in_table(&started.control) {
+            entry.notices.push(format!("options that commands had changed are lost: {failure}"));
+        }
     }
 
     /// Requests the stop of a disk, unless that would end something. The result has its name after its end. Nothing
     /// begins in between: the table is locked.
     fn stop_for_restart(
         self: &Arc<Self>,
+        what: String,
         name: &str,
         known: &Known,
         new: &DiskArgs,
     ) -> Result<Reservation, Failure> {
-        let what = format!("restart the disk {name} with its changed options");
         let mut state = self.lock();
         state.check_free(&what)?;
         let Some(entry) = state.in_table(&known.control) else {
@@ -89,6 +115,13 @@ impl Disks {
             // It has gone by itself.
             Err(failure) if failure.sort == Sort::NoSuchDisk => Ok(()),
             Err(failure) => self.leave_restart(known, failure),
+        }
+    }
+
+    /// Lets a disk that is stopping be tried as a failed one after its end.
+    pub(super) fn start_later(&self, known: &Known) {
+        if let Some(entry) = self.lock().in_table(&known.control) {
+            entry.after = After::Failed;
         }
     }
 
@@ -148,7 +181,7 @@ impl State {
     /// tried at once.
     fn list_late(&mut self, name: &str) -> Failure {
         let failure = Failure::run(
-            format!("restart the disk {name} with its changed options"),
+            format!("start the disk {name} again"),
             "its requests in flight were complete too late",
             "check its storage; the disk is tried again",
         );
@@ -157,6 +190,18 @@ impl State {
         self.table.insert(name.to_owned(), Slot::Failed(Box::new(failed)));
         failure
     }
+}
+
+/// The options with which a disk goes on: `started`, with the present ones of each part in which its file has not
+/// changed since `before`.
+fn kept_live(started: &DiskArgs, before: &DiskArgs, status: &Status) -> DiskArgs {
+    let present = saving::present(before.clone(), status);
+    [Live::Limits, Live::Cache, Live::Errors].into_iter().fold(started.clone(), |args, part| {
+        match part.put(started, before.clone()) == *before {
+            true => part.put(&present, args),
+            false => args,
+        }
+    })
 }
 
 #[cfg(test)]

@@ -11,34 +11,42 @@
 
 use super::config_file::{self, NewConfig};
 use super::live::Live;
-use super::{Disks, Image, Mode, Origin};
+use super::{Disks, Force, Image, Mode, Origin, Removed, Slot, changing};
 use crate::disk_options;
 use crate::failure::Failure;
 use crate::options::DiskArgs;
 use crate::values::{Burst, Cache, IoTimeout, OnReadError};
 use serde_json::Value;
+use std::cell::Cell;
 use std::convert::Infallible;
 use std::path::{Path, PathBuf};
 use vhost_user::Status;
 
 impl Disks {
-    /// Writes the file of a disk, with its present options. `status`: its present state; `part`: the options that are
-    /// written into a file that exists. Returns the path of the file.
+    /// Writes the file of a disk, with its present options. `part`: the options that are written into a file that
+    /// exists; `go_on`: the client still waits for its turn. Returns the path of the file.
     ///
     /// # Errors
-    /// [`Failure`] if there is no directory or no such disk, or the file cannot be written. It is as before then.
-    pub fn save(&self, name: &str, status: &Status, part: Live) -> Result<PathBuf, Failure> {
+    /// [`Failure`] if there is no directory or no such disk, the disk does not answer, or the file cannot be written.
+    /// It is as before then.
+    pub fn save(
+        &self,
+        name: &str,
+        part: Live,
+        mut go_on: impl FnMut() -> bool,
+    ) -> Result<PathBuf, Failure> {
         let what = format!("save the disk {name}");
         let failed = |why: String| Failure::told(&what, why);
         let path = self.config_path(&what, name)?;
-        let _no_reload =
-            self.turn(&what, format!("the saving of the disk {name}"), &mut || true)?;
+        let _no_reload = self.turn(&what, format!("the saving of the disk {name}"), &mut go_on)?;
         let (args, origin, control, image) = {
             let state = self.lock();
             state.check_free(&what)?;
             let entry = state.entry(name)?;
             (entry.args.clone(), entry.origin, entry.control.clone(), entry.image.clone())
         };
+        // In this turn: an earlier status could lack the change of another client, which has saved it.
+        let status = &changing::status(&what, &control)?;
         let now = present(args.clone(), status);
         match origin {
             Origin::Directory => {
@@ -56,7 +64,50 @@ impl Disks {
             let args = saved(entry.args.clone(), origin, status, part).map_err(failed)?;
             (entry.args, entry.origin) = (args, Origin::Directory);
         }
+        if part.has("limit-") {
+            self.save_group(name, status).map_err(failed)?;
+        }
         Ok(path)
+    }
+
+    /// Writes the limits of the group of a disk into the files of its other disks, where they differ: the next start
+    /// would give the group those of one of them.
+    fn save_group(&self, name: &str, status: &Status) -> Result<(), String> {
+        let Some(group) = status.limit_group.as_deref() else { return Ok(()) };
+        let of_group = |args: &DiskArgs| {
+            args.limit_group.as_deref() == Some(group)
+                && args.limits().is_set()
+                && args.limits() != status.limits
+        };
+        let others: Vec<_> = {
+            let state = self.lock();
+            let found = state.table.iter().filter_map(|(other, slot)| match slot {
+                Slot::Served(entry) if entry.origin == Origin::Directory => Some((other, entry)),
+                _ => None,
+            });
+            found
+                .filter(|(other, entry)| *other != name && of_group(&entry.args))
+                .map(|(other, entry)| (other.clone(), entry.args.clone(), entry.control.clone()))
+                .collect()
+        };
+        for (other, args, control) in others {
+            let path = self.config_path("save", &other).map_err(|failure| failure.why)?;
+            let args = with_limits(args, status);
+            NewConfig::prepare_live(&path, &args, Live::Limits)?.replace(false)?;
+            if let Some(entry) = self.lock().with_device(&control) {
+                entry.args = with_limits(entry.args.clone(), status);
+            }
+        }
+        Ok(())
+    }
+
+    /// Saves a disk that was added a moment ago, and removes it if that fails.
+    pub(super) fn save_added(&self, name: &str) -> Result<(), Failure> {
+        self.save(name, Live::All, || true).map(drop).inspect_err(|_| {
+            if let Err(failure) = self.remove(name, Force::Yes, || true) {
+                tracing::error!(%failure, "the disk stays, and is not saved");
+            }
+        })
     }
 
     /// Refuses to save a served disk whose file cannot be written, before a command changes the disk. Writes a file
@@ -107,21 +158,41 @@ impl Disks {
         path.symlink_metadata().is_ok().then_some(path)
     }
 
-    /// Removes the file of a disk.
+    /// Removes the file of a disk, and then the disk. No upgrade and no reload comes in between.
     ///
     /// # Errors
-    /// [`Failure`] if there is none, or it cannot be removed.
-    pub fn forget(&self, name: &str) -> Result<(), Failure> {
+    /// [`Failure`] if the disk has no file of its own, or that cannot be removed: the disk stays. Otherwise as
+    /// [`Disks::remove`].
+    pub fn remove_with_file(
+        &self,
+        name: &str,
+        force: Force,
+        go_on: impl Fn() -> bool,
+    ) -> Result<Removed, Failure> {
         let what = format!("remove the file of the disk {name}");
         let path = self.config_path(&what, name)?;
-        let _no_reload =
-            self.turn(&what, format!("the saving of the disk {name}"), &mut || true)?;
+        let act = format!("the removal of the disk {name}");
+        let turn = self.turn(&what, act, &mut || go_on())?;
+        {
+            let state = self.lock();
+            state.check_free(&what)?;
+            if state.table.get(name).is_some_and(|slot| slot.origin() == Origin::Command) {
+                let remedy = "drop --save for a disk without a file of its own";
+                return Err(Failure::run(what, "a command has added the disk", remedy));
+            }
+        }
         let removed =
             std::fs::remove_file(&path).and_then(|()| backend::create::sync_directory(&path));
         removed.map_err(|error| {
             let remedy = "drop --save for a disk without a file; else let the daemon's user write to the directory \
                           (ReadWritePaths= of its unit)";
             Failure::run(what, format!("{}: {error}", path.display()), remedy)
+        })?;
+        // The disk is stopping when it is asked first: nothing can keep it from then on.
+        let turn = Cell::new(Some(turn));
+        self.remove(name, force, || {
+            turn.take();
+            go_on()
         })
     }
 
@@ -152,18 +223,31 @@ impl Disks {
     }
 }
 
-/// The options of a disk, with those that commands have changed.
-fn present(args: DiskArgs, status: &Status) -> DiskArgs {
+/// The options of a disk, with those that commands have changed. The guest's choice of a cache mode is none of them.
+pub(super) fn present(args: DiskArgs, status: &Status) -> DiskArgs {
+    let cache = match status.cache_set {
+        Some(true) => Cache::Writeback,
+        Some(false) => Cache::Writethrough,
+        None => args.cache,
+    };
+    let args = with_limits(args, status);
+    DiskArgs {
+        limit_group: status.limit_group.as_deref().map(str::to_owned),
+        cache,
+        on_error: status.errors.policies.others.into(),
+        on_read_error: OnReadError::of(status.errors.policies),
+        io_timeout: status.errors.io_timeout.map(IoTimeout),
+        ..args
+    }
+}
+
+/// The options of a disk, with the limits in force.
+fn with_limits(args: DiskArgs, status: &Status) -> DiskArgs {
     let limits = status.limits;
     DiskArgs {
         limit_iops: limits.iops,
         limit_bandwidth: limits.bytes,
         limit_burst: Burst(limits.burst),
-        limit_group: status.limit_group.as_deref().map(str::to_owned),
-        cache: if status.writeback { Cache::Writeback } else { Cache::Writethrough },
-        on_error: status.errors.policies.others.into(),
-        on_read_error: OnReadError::of(status.errors.policies),
-        io_timeout: status.errors.io_timeout.map(IoTimeout),
         ..args
     }
 }

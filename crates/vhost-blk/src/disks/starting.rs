@@ -149,6 +149,14 @@ impl Slot {
         }
     }
 
+    pub(super) fn origin(&self) -> Origin {
+        match self {
+            Slot::Starting(opening) => opening.origin(),
+            Slot::Failed(_) => Origin::Directory,
+            Slot::Served(entry) => entry.origin,
+        }
+    }
+
     pub(super) fn is_opening(&self, opening: &Arc<Opening>) -> bool {
         matches!(self, Slot::Starting(it) if Arc::ptr_eq(it, opening))
     }
@@ -299,6 +307,11 @@ impl Reservation {
     pub(super) fn of(disks: &Arc<Disks>, name: &str, opening: &Arc<Opening>) -> Reservation {
         let (disks, name, opening) = (Arc::clone(disks), name.to_owned(), Arc::clone(opening));
         Reservation { disks, name, opening }
+    }
+
+    /// The opening that has the name.
+    pub(super) fn opening(&self) -> Arc<Opening> {
+        Arc::clone(&self.opening)
     }
 
     /// Refuses to go on after a removal, or at the end of the process.

@@ -10,7 +10,7 @@ use backend::mark;
 use qcow2::copy::Source;
 use std::fs::{self, File, Metadata, Permissions};
 use std::io;
-use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 use tempfile::NamedTempFile;
 
@@ -50,7 +50,13 @@ impl Place {
             Err(why) if why.kind() == io::ErrorKind::NotFound => path.to_owned(),
             Err(why) => return Err(failed(why)),
         };
-        let old = match File::open(&target) {
+        if fs::symlink_metadata(&target).is_ok_and(|found| found.is_symlink()) {
+            let why = format!("{}: a symbolic link to a file that does not exist", path.display());
+            return Err(Failure::run(WHAT, why, "remove it, or choose another name"));
+        }
+        // A FIFO would wait for its writer.
+        let open = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(&target);
+        let old = match open {
             Ok(_) if !overwrite => {
                 return Err(exists(path, "give --overwrite, or choose another name"));
             }

@@ -183,6 +183,7 @@ mod tests {
             front_ends: 2,
             features: 0,
             writeback: false,
+            cache_set: None,
             errors: data_plane::ErrorRules::default(),
             queues: vec![
                 QueueStatus {

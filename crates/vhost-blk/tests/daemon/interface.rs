@@ -100,6 +100,17 @@ fn a_oneway_call_is_carried_out_and_not_answered() {
 }
 
 #[test]
+fn a_removal_is_complete_also_for_a_client_that_has_hung_up() {
+    let rig = Rig::new();
+    rig.add("a", "");
+    let mut raw = rig.connect();
+    raw.send(r#"{"method":"io.vhostblk.Remove","parameters":{"name":"a"}}"#);
+    raw.stream.shutdown(std::net::Shutdown::Write).unwrap();
+    assert!(raw.receive()["error"].is_null());
+    assert_eq!(rig.names(), [""; 0]);
+}
+
+#[test]
 fn calls_that_arrive_together_are_answered_in_order() {
     let rig = Rig::new();
     let mut raw = rig.connect();

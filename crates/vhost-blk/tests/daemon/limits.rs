@@ -3,6 +3,7 @@
 
 use crate::reload::file;
 use crate::rig::Rig;
+use crate::saving::{restart, text_of};
 use serde_json::{Value, json};
 
 fn limits(rig: &Rig, disk: &str) -> Value {
@@ -174,4 +175,63 @@ fn a_part_that_is_saved_leaves_the_rest_of_the_limits_in_the_file() {
     let text = std::fs::read_to_string(rig.path("conf").join("a.toml")).unwrap();
     assert!(!text.contains("limit-iops") && text.contains("limit-bandwidth"), "{text}");
     assert_eq!(rig.ok("reload"), "nothing to do\n");
+}
+
+#[test]
+fn a_disk_that_does_not_start_changes_no_limit_of_its_group() {
+    let rig = Rig::new();
+    rig.add("a", "--limit-group g --limit-iops 5000 --limit-bandwidth 100M");
+    rig.add("b", "");
+    let before = limits(&rig, "a");
+    let image = rig.path("x.img");
+    std::fs::File::create(&image).unwrap().set_len(1 << 20).unwrap();
+    let taken = rig.path("b.sock");
+    let (image, taken) = (image.display(), taken.display());
+    let options = "--limit-group g --limit-iops 10";
+    rig.refused(&format!("add x --blk-file {image} --socket-path {taken} {options}"), 1);
+    assert_eq!(limits(&rig, "a"), before);
+    // One that starts changes the limits that it gives.
+    rig.add("y", options);
+    let after = json!({"group": "g", "iops": 10, "bandwidth": 100 << 20, "burst_ms": 100});
+    assert_eq!((limits(&rig, "a"), limits(&rig, "y")), (after.clone(), after));
+}
+
+#[test]
+fn the_last_file_of_a_group_has_its_limits_until_a_command_changes_them() {
+    let of_file =
+        |name: &str, iops: u64| file(name, &format!("limit-group = 'g'\nlimit-iops = {iops}"));
+    for _ in 0..3 {
+        let rig = Rig::of_directory(&[
+            ("a", &of_file("a", 50)),
+            ("b", &of_file("b", 60)),
+            ("c", &file("c", "limit-group = 'g'")),
+        ]);
+        assert_eq!(limits(&rig, "a"), of_group(60));
+        rig.write_file("d", &of_file("d", 70));
+        assert_eq!(rig.ok("reload"), "d: added\n");
+        assert_eq!(limits(&rig, "a"), of_group(70));
+        rig.ok("limit a --iops 80");
+        rig.write_file("e", &of_file("e", 90));
+        assert_eq!(rig.ok("reload"), "e: added\n");
+        assert_eq!(limits(&rig, "e"), of_group(80));
+    }
+}
+
+#[test]
+fn saved_limits_of_a_group_are_those_of_all_its_files() {
+    let of_file = |name: &str| file(name, "limit-group = 'g'\nlimit-iops = 50");
+    let mut rig = Rig::of_directory(&[
+        ("a", &of_file("a")),
+        ("b", &format!("{}# a comment\n", of_file("b"))),
+        ("c", &file("c", "limit-group = 'g'")),
+        ("d", &file("d", "limit-iops = 50")),
+    ]);
+    rig.ok("limit a --iops 80 --save");
+    assert_eq!(rig.ok("reload"), "nothing to do\n");
+    let text = text_of(&rig, "b");
+    assert!(text.contains("limit-iops = 80") && text.contains("# a comment"), "{text}");
+    assert!(!text_of(&rig, "c").contains("limit-iops"));
+    assert!(text_of(&rig, "d").contains("limit-iops = 50"));
+    restart(&mut rig);
+    assert_eq!((limits(&rig, "a"), limits(&rig, "c")), (of_group(80), of_group(80)));
 }

@@ -159,6 +159,32 @@ fn slow_to_end<'a>(
     })
 }
 
+#[test]
+fn a_disk_that_is_stopping_is_added_again_by_its_file() {
+    if may_not_mount() {
+        return;
+    }
+    for is_late in [false, true] {
+        let rig = Rig::of_directory(&[]);
+        let mount = Mount::ext4(rig.place.dir.path(), 64);
+        let (frozen, text) = slow_to_end(&rig, &mount, Some);
+        assert!(text.starts_with("a: failed: "), "{text}");
+        rig.refused("--timeout 1 remove a", 3);
+        std::thread::scope(|scope| {
+            let reload = scope.spawn(|| crate::common::stdout(&rig.ctl("reload")));
+            if !is_late {
+                drop(frozen);
+                assert_eq!(reload.join().unwrap(), "a: added\n");
+                return;
+            }
+            let text = reload.join().unwrap();
+            assert!(text.starts_with("a: failed: "), "{text}");
+            drop(frozen);
+        });
+        rig.wait_for("a", "serving");
+    }
+}
+
 const COMES_BACK: &str = "it starts with the options of its file after that";
 
 #[test]
@@ -359,4 +385,29 @@ fn a_check_of_the_directory_prints_each_error_and_serves_nothing() {
     let line = crate::common::one_line(&check(), 2);
     assert!(line.contains("check --config-dir"), "{line}");
     assert!(!place.path("a.sock").exists());
+}
+
+#[test]
+fn a_restart_ends_no_pause_and_keeps_what_commands_have_changed() {
+    let rig = Rig::of_directory(&[("a", &file("a", "limit-iops = 50"))]);
+    rig.ok("limit a --iops 80");
+    rig.ok("set-errors a --on-error stop");
+    rig.ok("pause a");
+    rig.write_file("a", &file("a", "limit-iops = 50\nserial = 'new'"));
+    let text = crate::common::stdout(&rig.ctl("reload"));
+    assert!(text.starts_with("a: failed: ") && text.contains("paused"), "{text}");
+    assert_eq!(rig.json("status a")["paused"], true);
+    rig.ok("resume a");
+    assert_eq!(rig.ok("reload"), "a: restarted\n");
+    let status = rig.json("status a");
+    assert_eq!(status["options"]["serial"], "new");
+    assert_eq!(
+        (&status["limits"]["iops"], &status["options"]["on_error"]),
+        (&80.into(), &"stop".into())
+    );
+    assert_eq!(rig.ok("reload"), "nothing to do\n");
+    // A limit of the file that changes with the restart takes the place of the command's.
+    rig.write_file("a", &file("a", "limit-iops = 60\nserial = 'newer'"));
+    assert_eq!(rig.ok("reload"), "a: restarted\n");
+    assert_eq!(rig.json("status a")["limits"]["iops"], 60);
 }

@@ -8,12 +8,12 @@ use serde_json::{Value, json};
 use std::os::unix::fs::PermissionsExt;
 
 /// The text of the file of a disk.
-fn text_of(rig: &Rig, name: &str) -> String {
+pub(crate) fn text_of(rig: &Rig, name: &str) -> String {
     std::fs::read_to_string(rig.path(&format!("conf/{name}.toml"))).unwrap()
 }
 
 /// Starts the daemon again, with the same directory.
-fn restart(rig: &mut Rig) {
+pub(crate) fn restart(rig: &mut Rig) {
     rig.ok("stop");
     rig.daemon.wait();
     let conf = rig.path("conf");
@@ -202,11 +202,8 @@ fn a_change_whose_file_cannot_be_rewritten_is_refused_before_it_holds() {
     assert_eq!(names.count(), 1, "a file of a check remains");
 }
 
-#[test]
-fn a_change_that_holds_and_is_not_saved_says_so() {
-    let rig = Rig::of_directory(&[("b", &file("b", ""))]);
-    rig.add("a", "");
-    // A reload that waits for a locked image: the saving waits for it.
+/// A disk whose image is locked: the reload that adds it has the turn until the result is dropped.
+fn reload_that_waits(rig: &Rig) -> backend::File {
     let image = rig.path("locked.img");
     std::fs::File::create(&image).unwrap().set_len(1 << 20).unwrap();
     let options =
@@ -215,6 +212,68 @@ fn a_change_that_holds_and_is_not_saved_says_so() {
     rig.write_file("locked", "blk-file = '@/locked.img'\nsocket-path = '@/locked.sock'");
     rig.daemon.signal(libc::SIGHUP);
     rig.wait_for("locked", "starting");
+    locked
+}
+
+#[test]
+fn of_two_changes_that_wait_to_be_saved_the_file_has_both() {
+    let rig = Rig::of_directory(&[("a", &file("a", ""))]);
+    let locked = reload_that_waits(&rig);
+    std::thread::scope(|scope| {
+        scope.spawn(|| rig.ok("limit a --iops 5 --save"));
+        rig.place.wait_until("the change", || live_options(&rig, "a")[0] == 5);
+        scope.spawn(|| rig.ok("limit a --iops 9 --bandwidth 1M --save"));
+        rig.place.wait_until("the other change", || live_options(&rig, "a")[0] == 9);
+        drop(locked);
+    });
+    let text = text_of(&rig, "a");
+    assert!(text.contains("limit-iops = 9\n") && text.contains("limit-bandwidth"), "{text}");
+    assert_eq!(rig.ok("reload"), "nothing to do\n");
+}
+
+#[test]
+fn limits_that_no_file_can_hold_are_refused() {
+    let rig = Rig::of_directory(&[("a", &file("a", ""))]);
+    for (key, value) in [("iops", 1_000_000_001), ("bandwidth", 1_u64 << 63)] {
+        let parameters = json!({"name": "a", key: value, "save": true});
+        let call = json!({"method": "io.vhostblk.Limit", "parameters": parameters});
+        let reply = rig.connect().call(&call.to_string());
+        assert_eq!(reply["error"], "org.varlink.service.InvalidParameter", "{reply}");
+    }
+    assert_eq!(rig.ok("reload"), "nothing to do\n");
+}
+
+#[test]
+fn a_cache_mode_that_the_guest_has_chosen_is_not_saved() {
+    let rig = Rig::of_directory(&[("a", &file("a", "cache = 'writethrough'"))]);
+    let mut guest = rig.guest("a");
+    guest.session().set_config(32, &[1]).unwrap();
+    rig.place.wait_until("the mode", || rig.json("status a")["writeback"] == true);
+    rig.ok("save a");
+    assert!(text_of(&rig, "a").contains("writethrough"), "{}", text_of(&rig, "a"));
+    assert_eq!(rig.json("status a")["options"]["cache"], "writethrough");
+    drop(guest);
+    rig.ok("set-cache a writeback");
+    rig.ok("save a");
+    assert!(text_of(&rig, "a").contains("cache = \"writeback\""), "{}", text_of(&rig, "a"));
+}
+
+#[test]
+fn a_file_of_another_disk_survives_the_removal() {
+    let rig = Rig::of_directory(&[]);
+    rig.add("a", "");
+    rig.write_file("a", &file("a", ""));
+    let line = rig.refused("remove a --save", 1);
+    assert!(line.contains("a command has added the disk; drop --save"), "{line}");
+    assert!(rig.path("conf/a.toml").exists());
+    assert_eq!(rig.names(), ["a"]);
+}
+
+#[test]
+fn a_change_that_holds_and_is_not_saved_says_so() {
+    let rig = Rig::of_directory(&[("b", &file("b", ""))]);
+    rig.add("a", "");
+    let locked = reload_that_waits(&rig);
     std::thread::scope(|scope| {
         let limited = scope.spawn(|| rig.refused("limit a --iops 5 --save", 1));
         rig.place.wait_until("the change", || live_options(&rig, "a")[0] == 5);

@@ -97,6 +97,40 @@ fn an_image_whose_opening_hangs_delays_neither_the_others_nor_the_control_nor_th
     rig.ok("upgrade");
 }
 
+/// More than the control socket has places for commands.
+const HANGING: usize = 26;
+
+#[test]
+fn disks_that_are_added_on_dead_storage_keep_no_place_of_the_control_socket() {
+    if may_not_mount() {
+        return;
+    }
+    let rig = Rig::new();
+    rig.add("a", "");
+    let mount = Mount::ext4(rig.place.dir.path(), 64);
+    let image = |number: usize| mount.path(&format!("{number}.qcow2"));
+    for number in 0..HANGING {
+        run(&["qemu-img", "create", "-qf", "qcow2", image(number).to_str().unwrap(), "1M"]);
+    }
+    let frozen = Frozen::of(&mount);
+    for number in 0..HANGING {
+        let image = image(number).display().to_string();
+        let add = format!("add d{number} --blk-file {image} --format qcow2 --num-queues 1");
+        let mut client = rig.command(&format!("{add} --socket-path d{number}.sock"));
+        let mut client = client.stderr(Stdio::null()).spawn().unwrap();
+        rig.wait_for(&format!("d{number}"), "starting");
+        client.kill().unwrap();
+        client.wait().unwrap();
+    }
+    // The place of the last client ends with its connection.
+    rig.place.wait_until("a place", || rig.ctl("pause a").status.success());
+    rig.ok("resume a");
+    drop(frozen);
+    for number in 0..HANGING {
+        rig.wait_for(&format!("d{number}"), "serving");
+    }
+}
+
 #[test]
 fn a_stop_does_not_wait_for_an_image_whose_opening_hangs() {
     if may_not_mount() {

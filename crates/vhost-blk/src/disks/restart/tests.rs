@@ -54,7 +54,10 @@ impl Rig {
     /// A restart that waits for nothing any more.
     fn ended(&self) -> Arc<Reservation> {
         let known = self.known();
-        let reservation = self.disks.stop_for_restart("a", &known, &self.args("new")).unwrap();
+        let reservation = self
+            .disks
+            .stop_for_restart("restart a".into(), "a", &known, &self.args("new"))
+            .unwrap();
         self.disks.wait_for_end("a", &known).unwrap();
         Arc::new(reservation)
     }
@@ -82,7 +85,8 @@ fn a_removal_between_the_end_and_the_start_of_a_restart_finds_the_disk_and_ends_
 fn a_removal_before_the_end_of_a_restart_leaves_no_disk() {
     let rig = Rig::new();
     let known = rig.known();
-    let reservation = rig.disks.stop_for_restart("a", &known, &rig.args("new")).unwrap();
+    let reservation =
+        rig.disks.stop_for_restart("restart a".into(), "a", &known, &rig.args("new")).unwrap();
     assert!(rig.removed().is_ok());
     rig.disks.wait_for_end("a", &known).unwrap();
     let done = rig.disks.open_again(&Arc::new(reservation), rig.args("new"), rig.args("old"));
