@@ -21,12 +21,12 @@ apt() { LC_ALL=C DEBIAN_FRONTEND=noninteractive apt-get -q -y "$@" </dev/null; }
 # One word for each thing: the command (or file) whose presence proves it, and its package.
 needs_of() {
     case $1 in
-    build) echo "cc:gcc pkg-config:pkg-config" ;;
+    build) echo "cc:gcc /usr/include/stdlib.h:libc6-dev pkg-config:pkg-config" ;;
     run) echo "mmdebstrap:mmdebstrap mke2fs:e2fsprogs e2fsck:e2fsprogs blkid:util-linux setpriv:util-linux dpkg-deb:dpkg" ;;
     modules) echo "cc:gcc make:make xz:xz-utils dpkg-deb:dpkg flock:util-linux" ;;
     lab) echo "$(needs_of run) $(needs_of modules) depmod:kmod flex:flex bison:bison bc:bc /usr/include/gelf.h:libelf-dev" ;;
     deb) echo "$(needs_of build) dpkg-buildpackage:dpkg-dev dh:debhelper dh_dkms:dh-dkms lintian:lintian" ;;
-    test) echo "cc:gcc pkg-config:pkg-config sparse:sparse dkms:dkms pahole:pahole mkfs.xfs:xfsprogs mkfs.btrfs:btrfs-progs nbdkit:nbdkit pip3:python3-pip $(needs_of lab) $(needs_of deb)" ;;
+    test) echo "$(needs_of build) sparse:sparse dkms:dkms pahole:pahole mkfs.xfs:xfsprogs mkfs.btrfs:btrfs-progs nbdkit:nbdkit pip3:python3-pip $(needs_of lab) $(needs_of deb)" ;;
     bench) echo "fio:fio $(needs_of run)" ;;
     *) die "unknown set '$1': use build, run, modules, lab, deb, test or bench" ;;
     esac
@@ -82,7 +82,9 @@ case ${1:-} in --dry-run) dry_run=yes && shift ;; *) dry_run= ;; esac
 for set_name in "$@"; do needs_of "$set_name" >/dev/null; done
 rust=$(sed -n 's/^rust-version = "\(.*\)"$/\1/p' "$(dirname "$0")/../Cargo.toml")
 command -v cargo >/dev/null 2>&1 || [ -x "$HOME/.cargo/bin/cargo" ] ||
-    die "cargo is not there: install Rust $rust or newer (by rustup), then run this again"
+    no_cargo="cargo is not there: install Rust $rust or newer (by rustup), then run this again"
+# The home of sudo's root has no cargo, and installing packages needs none.
+[ -z "${no_cargo:-}" ] || [ -n "$dry_run${SUDO_USER:-}" ] || die "$no_cargo"
 
 look "$@"
 [ -n "$missing" ] || { say "ready ($*)" && exit; }

@@ -78,7 +78,7 @@ unpack() {
 # candidate PACKAGE: the version that apt would take; the index is refreshed if it knows none.
 candidate() {
     for try in first second; do
-        found=$(apt-cache policy "$1" | sed -n '/(none)/d; s/^ *Candidate: //p')
+        found=$(LC_ALL=C apt-cache policy "$1" | sed -n '/(none)/d; s/^ *Candidate: //p')
         [ -z "$found" ] || break
         [ "$try" = second ] || apt-get -q update >&2 || true
     done
