@@ -31,26 +31,22 @@ static bool vhost_blk_whole_blocks(const struct vhost_blk_req *req, u64 sector, 
 }
 
 /**
- * vhost_blk_read_only - true if the disk must not be written now
+ * vhost_blk_check_writable - check that the disk may be written now
  * @req: a request to it
  *
- * No lower layer checks: a bio or a discard to a device that became read-only is carried out.
+ * No lower layer checks: a bio or a discard to a device that became read-only is carried out. The
+ * option is read once: if its reason vanished between two reads, the storage would get the blame.
  *
- * Return: true for a read-only file or device, or if the owner set the option.
+ * Return: 0; -EIO for a read-only file, or if the owner set the option; -EROFS if the device has
+ * become read-only: the storage fails.
  */
-bool vhost_blk_read_only(const struct vhost_blk_req *req)
+int vhost_blk_check_writable(const struct vhost_blk_req *req)
 {
-	return req->be->read_only || (req->be->bdev && bdev_read_only(req->be->bdev)) ||
-	       READ_ONCE(req->q->blk->opt.flags) & VHOST_BLK_OPT_READ_ONLY;
-}
+	const struct vhost_blk_backend *be = req->be;
 
-/* 0 if the disk may be written; -EROFS if its device has become read-only: the storage fails. */
-static int vhost_blk_may_write(const struct vhost_blk_req *req)
-{
-	if (likely(!vhost_blk_read_only(req)))
-		return 0;
-	return req->be->read_only || READ_ONCE(req->q->blk->opt.flags) & VHOST_BLK_OPT_READ_ONLY ?
-		-EIO : -EROFS;
+	if (be->read_only || READ_ONCE(req->q->blk->opt.flags) & VHOST_BLK_OPT_READ_ONLY)
+		return -EIO;
+	return be->bdev && bdev_read_only(be->bdev) ? -EROFS : 0;
 }
 
 /* Without FLUSH, or with the cache in write-through mode, a write is durable when it completes. */
@@ -184,7 +180,7 @@ static int vhost_blk_parse_ranges(struct vhost_blk_req *req, struct iov_iter *da
 
 	if (!n || bytes % sizeof(wire) || n > VHOST_BLK_RANGES_MAX)
 		return -EIO;
-	err = vhost_blk_may_write(req);
+	err = vhost_blk_check_writable(req);
 	if (unlikely(err))
 		return err;
 
@@ -243,7 +239,7 @@ static int vhost_blk_parse_type(struct vhost_blk_req *req, const struct vhost_bl
 		return vhost_blk_parse_rw(req, data);
 	case VIRTIO_BLK_T_OUT:
 		vhost_blk_init_out(req, chain, data);
-		err = vhost_blk_may_write(req);
+		err = vhost_blk_check_writable(req);
 		if (unlikely(err))
 			return err;
 		req->durable = vhost_blk_write_through(req);

@@ -116,7 +116,7 @@ static int vhost_blk_do_range(struct vhost_blk_req *req, const struct vhost_blk_
 	while (left && !err) {
 		u32 part = min_t(u32, left, VHOST_BLK_RANGE_PIECE_SECTORS);
 
-		if (vhost_blk_given_up(req) || vhost_blk_read_only(req))
+		if (vhost_blk_given_up(req) || vhost_blk_check_writable(req))
 			return -EIO;
 		if (vhost_blk_skips_rest(req))
 			return 0;

@@ -33,7 +33,7 @@ int vhost_blk_take_chain(struct vhost_blk_queue *q, struct vhost_blk_chain *chai
 void vhost_blk_put_back_chain(struct vhost_blk_queue *q, struct vhost_blk_req *req);
 
 /* request.c */
-bool vhost_blk_read_only(const struct vhost_blk_req *req);
+int vhost_blk_check_writable(const struct vhost_blk_req *req);
 u64 vhost_blk_range_sectors(const struct vhost_blk_req *req);
 bool vhost_blk_storage_failed(const struct vhost_blk_req *req, int err);
 int vhost_blk_parse(struct vhost_blk_req *req, const struct vhost_blk_chain *chain,

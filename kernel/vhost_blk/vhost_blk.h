@@ -142,9 +142,9 @@ struct vhost_blk_queue;
  *	while all queues are stopped. Read without a lock: a queue that misses it takes a batch more
  * @closing: the last file descriptor is gone; set once, so it is read without a lock
  * @starving: some queue waits for bytes in flight to go down; see vhost_blk_charge()
- * @opt: options; changed under dev.mutex. A request reads each field once, without a lock, so that
- *	they need not change together; but the flags that must be the same for all requests in
- *	flight (IOPOLL, PIN_MEMORY) are changed only while all queues are paused
+ * @opt: options; changed under dev.mutex. Requests read fields without a lock; each decision reads a
+ *	field once. The flags that must be the same for all requests in flight (IOPOLL, PIN_MEMORY)
+ *	are changed only while all queues are paused
  * @limit: limits on the rate
  * @timing: the trace of slow requests
  * @serial: GET_ID answer
