@@ -12,7 +12,7 @@
 #include "queue.h"
 
 /* Most sleeping operations at once. */
-#define VHOST_BLK_SLOW_MAX	64
+#define VHOST_BLK_DEFERRED_MAX	64
 
 /**
  * vhost_blk_backend_bytes - size of the storage, as of now
@@ -217,7 +217,7 @@ static struct vhost_blk_backend *vhost_blk_open_backend(struct vhost_blk *blk, i
 	err = -ENOMEM;
 	/* Frozen: a write after the image of a hibernation would corrupt the host's file system. */
 	be->wq = alloc_workqueue("vhost_blk", WQ_UNBOUND | WQ_MEM_RECLAIM | WQ_FREEZABLE,
-				 VHOST_BLK_SLOW_MAX);
+				 VHOST_BLK_DEFERRED_MAX);
 	if (!be->wq)
 		goto fail;
 	mode = file_inode(be->file)->i_mode;

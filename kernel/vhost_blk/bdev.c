@@ -24,7 +24,7 @@ static void vhost_blk_end_bio(struct bio *bio)
 	 */
 	if (unlikely(error == -ENOMEM ||
 		     (req->nowait && (error == -EAGAIN || error == -EOPNOTSUPP)))) {
-		vhost_blk_submit_slow(req);
+		vhost_blk_defer(req);
 		return;
 	}
 	vhost_blk_end_io(req, error);
@@ -118,7 +118,7 @@ void vhost_blk_poll_bdev(struct vhost_blk_queue *q)
 
 	list_for_each_entry_safe(req, next, &q->polled, polled) {
 		/* The workqueue has it now, and reports its completion. */
-		if (READ_ONCE(req->slow)) {
+		if (READ_ONCE(req->deferred)) {
 			list_del_init(&req->polled);
 			continue;
 		}

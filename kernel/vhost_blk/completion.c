@@ -88,7 +88,7 @@ static void vhost_blk_count_req(struct vhost_blk_queue *q, const struct vhost_bl
 {
 	if (likely(!req->refused))
 		vhost_blk_count_latency(q, req);
-	q->stats.slow += req->slow;
+	q->stats.slow += req->deferred;
 	if (unlikely(req->error)) {
 		q->stats.failed += !req->refused;
 		if (!req->refused)

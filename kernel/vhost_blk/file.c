@@ -30,7 +30,7 @@ static void vhost_blk_file_end(struct vhost_blk_req *req, ssize_t result)
 	if (result == req->bytes)
 		vhost_blk_end_io(req, 0);
 	else if (result >= 0 || vhost_blk_needs_patience(result))
-		vhost_blk_submit_slow(req);
+		vhost_blk_defer(req);
 	else
 		vhost_blk_end_io(req, result);
 }
@@ -158,7 +158,7 @@ void vhost_blk_submit_file(struct vhost_blk_req *req)
 	vhost_blk_init_iocb(req);
 	if (vhost_blk_waits(req) ||
 	    (req->type == VIRTIO_BLK_T_OUT && !vhost_blk_try_start_write(req))) {
-		vhost_blk_submit_slow(req);
+		vhost_blk_defer(req);
 		return;
 	}
 	vhost_blk_init_iter(req, &iter);

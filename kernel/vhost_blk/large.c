@@ -41,7 +41,7 @@ int vhost_blk_submit_large(struct vhost_blk_req *req, const struct iov_iter *dat
 		return -ENOMEM;
 	vhost_blk_save_iter(&large->data, large->iov, data);
 	req->large = large;
-	vhost_blk_submit_slow(req);
+	vhost_blk_defer(req);
 	return 0;
 }
 

@@ -56,7 +56,7 @@ struct vhost_blk_range {
  * @durable: completes only on stable storage
  * @pinned: the pages in @vecs must be unpinned
  * @nowait: submitted with NOWAIT; it may have to be repeated
- * @slow: it is or was on the workqueue
+ * @deferred: it is or was on the workqueue
  * @refused: it is wrong or not supported, and is answered without I/O
  * @kept: it failed, and its queue keeps its chain
  * @cut_off: the storage has become smaller, and lacks its range
@@ -103,7 +103,7 @@ struct vhost_blk_req {
 	bool pinned;
 	bool bounced;
 	bool nowait;
-	bool slow;
+	bool deferred;
 	bool refused;
 	bool kept;
 	bool cut_off;

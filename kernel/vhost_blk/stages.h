@@ -71,9 +71,9 @@ int vhost_blk_file_rw(struct vhost_blk_req *req);
 int vhost_blk_flush_file(struct vhost_blk_backend *be);
 int vhost_blk_file_zero(struct vhost_blk_req *req, loff_t pos, loff_t len);
 
-/* slow.c */
-void vhost_blk_submit_slow(struct vhost_blk_req *req);
-void vhost_blk_slow_work(struct work_struct *work);
+/* workqueue.c */
+void vhost_blk_defer(struct vhost_blk_req *req);
+void vhost_blk_deferred_work(struct work_struct *work);
 bool vhost_blk_given_up(const struct vhost_blk_req *req);
 bool vhost_blk_may_repeat(const struct vhost_blk_req *req);
 

@@ -129,7 +129,7 @@ static int vhost_blk_submit_zeroes(struct vhost_blk_req *req)
 	if (!vhost_blk_charge(req, &req->q->blk->inflight_range_bytes, bytes))
 		return -EAGAIN;
 	vhost_blk_time_submit(req);
-	vhost_blk_submit_slow(req);
+	vhost_blk_defer(req);
 	return 0;
 }
 
@@ -157,7 +157,7 @@ static void vhost_blk_start_flush(struct vhost_blk_req *req)
 	else if (req->be->in_memory)
 		vhost_blk_end_io(req, vhost_blk_flush_file(req->be));
 	else
-		vhost_blk_submit_slow(req);
+		vhost_blk_defer(req);
 }
 
 static int vhost_blk_start(struct vhost_blk_req *req, struct iov_iter *data)
@@ -181,7 +181,7 @@ static int vhost_blk_start(struct vhost_blk_req *req, struct iov_iter *data)
 	case VIRTIO_BLK_T_DISCARD:
 		vhost_blk_time_submit(req);
 		/* A stop skips the rest of it. */
-		vhost_blk_submit_slow(req);
+		vhost_blk_defer(req);
 		return 0;
 	default:
 		return vhost_blk_submit_zeroes(req);
@@ -202,7 +202,7 @@ static void vhost_blk_init_req(struct vhost_blk_req *req, const struct vhost_blk
 	req->error = 0;
 	req->durable = false;
 	req->nowait = false;
-	req->slow = false;
+	req->deferred = false;
 	req->refused = false;
 	req->kept = false;
 	req->cut_off = false;

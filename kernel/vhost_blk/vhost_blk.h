@@ -12,7 +12,7 @@
  *     data.c        its pages
  *     bdev.c        block devices: bios
  *     file.c        regular files: kiocbs
- *     slow.c        I/O that may sleep for long
+ *     workqueue.c   I/O that may sleep for long
  *     large.c       requests that are moved piece by piece
  *   completion.c  4 reap finished I/O, write the status byte; after 6, give everything back
  *   used.c        5 publish used entries, 6 call the driver

@@ -17,16 +17,16 @@
 /* Sectors of a range between two checks of the device. */
 #define VHOST_BLK_RANGE_PIECE_SECTORS	(1u << 21)
 /* Time between two tries of I/O without memory. */
-#define VHOST_BLK_SLOW_INTERVAL	msecs_to_jiffies(10)
+#define VHOST_BLK_RETRY_INTERVAL	msecs_to_jiffies(10)
 
 /**
- * vhost_blk_submit_slow - pass a request to the workqueue
+ * vhost_blk_defer - pass a request to the workqueue
  * @req: the request
  */
-void vhost_blk_submit_slow(struct vhost_blk_req *req)
+void vhost_blk_defer(struct vhost_blk_req *req)
 {
-	WRITE_ONCE(req->slow, true);
-	INIT_WORK(&req->work, vhost_blk_slow_work);
+	WRITE_ONCE(req->deferred, true);
+	INIT_WORK(&req->work, vhost_blk_deferred_work);
 	queue_work(req->be->wq, &req->work);
 }
 
@@ -95,7 +95,7 @@ bool vhost_blk_may_repeat(const struct vhost_blk_req *req)
 		return false;
 	if (vhost_blk_given_up(req))
 		return false;
-	schedule_timeout_uninterruptible(VHOST_BLK_SLOW_INTERVAL);
+	schedule_timeout_uninterruptible(VHOST_BLK_RETRY_INTERVAL);
 	return true;
 }
 
@@ -158,7 +158,7 @@ static int vhost_blk_do_once(struct vhost_blk_req *req)
 	}
 }
 
-static int vhost_blk_do_slow(struct vhost_blk_req *req)
+static int vhost_blk_do_deferred(struct vhost_blk_req *req)
 {
 	int err;
 
@@ -176,10 +176,10 @@ static struct mem_cgroup *vhost_blk_owner_memcg(const struct vhost_blk_backend *
 }
 
 /**
- * vhost_blk_slow_work - do a request; may sleep
+ * vhost_blk_deferred_work - do a request; may sleep
  * @work: the request's
  */
-void vhost_blk_slow_work(struct work_struct *work)
+void vhost_blk_deferred_work(struct work_struct *work)
 {
 	struct vhost_blk_req *req = container_of(work, struct vhost_blk_req, work);
 	const struct cred *old_cred;
@@ -191,7 +191,7 @@ void vhost_blk_slow_work(struct work_struct *work)
 	if (req->be->blkcg_css)
 		kthread_associate_blkcg(req->be->blkcg_css);
 	old = set_active_memcg(vhost_blk_owner_memcg(req->be));
-	err = vhost_blk_do_slow(req);
+	err = vhost_blk_do_deferred(req);
 	set_active_memcg(old);
 	if (req->be->blkcg_css)
 		kthread_associate_blkcg(NULL);
