@@ -192,7 +192,7 @@ static int vhost_blk_begin_stop(struct vhost_blk_queue *q, bool killable)
 	WRITE_ONCE(q->starved, false);
 	mutex_unlock(&q->vq.mutex);
 	/* Only a loop that takes chains starts it. Its callback uses the worker. */
-	hrtimer_cancel(&q->turn.timer);
+	hrtimer_cancel(&q->throttle.timer);
 	return 0;
 }
 
@@ -293,10 +293,10 @@ static int vhost_blk_start_locked(struct vhost_blk_queue *q, struct vhost_blk_ba
 	q->asked_chain = false;
 	q->nr_kept = 0;
 	memset(q->poll, 0, sizeof(q->poll));
-	q->turn.closed_until = 0;
-	WRITE_ONCE(q->turn.closed_at, 0);
-	q->turn.yields = 0;
-	q->turn.waited_ns = 0;
+	q->throttle.closed_until = 0;
+	WRITE_ONCE(q->throttle.closed_at, 0);
+	q->throttle.yields = 0;
+	q->throttle.waited_ns = 0;
 	vhost_blk_arrivals_forget(q);
 	q->stats = (struct vhost_blk_stats) {};
 	return 0;

@@ -38,9 +38,10 @@
 
 static enum hrtimer_restart vhost_blk_limit_timer(struct hrtimer *timer)
 {
-	struct vhost_blk_turn *turn = container_of(timer, struct vhost_blk_turn, timer);
+	struct vhost_blk_throttle *throttle =
+		container_of(timer, struct vhost_blk_throttle, timer);
 
-	vhost_poll_queue(&container_of(turn, struct vhost_blk_queue, turn)->vq.poll);
+	vhost_poll_queue(&container_of(throttle, struct vhost_blk_queue, throttle)->vq.poll);
 	return HRTIMER_NORESTART;
 }
 
@@ -50,7 +51,7 @@ static enum hrtimer_restart vhost_blk_limit_timer(struct hrtimer *timer)
  */
 void vhost_blk_limit_init_queue(struct vhost_blk_queue *q)
 {
-	vhost_blk_hrtimer_setup(&q->turn.timer, vhost_blk_limit_timer);
+	vhost_blk_hrtimer_setup(&q->throttle.timer, vhost_blk_limit_timer);
 }
 
 /* The limits that hold for the device. */
@@ -119,23 +120,23 @@ static void vhost_blk_limit_close(struct vhost_blk_queue *q, u64 until, u64 now)
 	u64 wait = min(until - now, VHOST_BLK_LIMIT_COST_MAX * NSEC_PER_SEC);
 
 	lockdep_assert_held(&q->vq.mutex);
-	if (!q->turn.closed_at)
-		WRITE_ONCE(q->turn.closed_at, now);
-	q->turn.closed_until = now + wait;
+	if (!q->throttle.closed_at)
+		WRITE_ONCE(q->throttle.closed_at, now);
+	q->throttle.closed_until = now + wait;
 	if (shared)
 		wait = min(wait, VHOST_BLK_LIMIT_RELOOK);
-	hrtimer_start(&q->turn.timer, ns_to_ktime(wait), HRTIMER_MODE_REL);
+	hrtimer_start(&q->throttle.timer, ns_to_ktime(wait), HRTIMER_MODE_REL);
 }
 
 /* Ends the wait of the queue, if it waits. */
 static void vhost_blk_limit_open(struct vhost_blk_queue *q, u64 now)
 {
-	q->turn.closed_until = 0;
-	if (!q->turn.closed_at)
+	q->throttle.closed_until = 0;
+	if (!q->throttle.closed_at)
 		return;
-	q->turn.waited_ns = now - q->turn.closed_at;
-	q->turn.waited_turn = q->now_ns;
-	WRITE_ONCE(q->turn.closed_at, 0);
+	q->throttle.waited_ns = now - q->throttle.closed_at;
+	q->throttle.waited_turn = q->now_ns;
+	WRITE_ONCE(q->throttle.closed_at, 0);
 }
 
 /* Returns whether the queue, which may take, lets another one of its device go first. */
@@ -144,13 +145,13 @@ static bool vhost_blk_limit_yields(struct vhost_blk_queue *q)
 	struct vhost_blk *blk = q->blk;
 	unsigned int i;
 
-	if (!q->turn.closed_at || q->turn.yields >= VHOST_BLK_LIMIT_YIELDS)
+	if (!q->throttle.closed_at || q->throttle.yields >= VHOST_BLK_LIMIT_YIELDS)
 		return false;
 	for (i = 0; i < blk->num_queues; i++) {
 		struct vhost_blk_queue *other = blk->queues + i;
 
-		if (READ_ONCE(other->turn.took_at) < q->turn.took_at &&
-		    READ_ONCE(other->turn.closed_at) && vhost_blk_runs(other))
+		if (READ_ONCE(other->throttle.took_at) < q->throttle.took_at &&
+		    READ_ONCE(other->throttle.closed_at) && vhost_blk_runs(other))
 			return true;
 	}
 	return false;
@@ -280,7 +281,7 @@ static u64 vhost_blk_limit_charge(struct vhost_blk_limits *limits, struct vhost_
  */
 u64 vhost_blk_limit_waited(const struct vhost_blk_queue *q)
 {
-	return q->turn.waited_turn == q->now_ns ? q->turn.waited_ns : 0;
+	return q->throttle.waited_turn == q->now_ns ? q->throttle.waited_ns : 0;
 }
 
 /**
@@ -302,22 +303,22 @@ bool vhost_blk_limit_look(struct vhost_blk_queue *q)
 	member = rcu_dereference(q->blk->limit.member);
 	limits = vhost_blk_limits_of(q->blk, member);
 	version = vhost_blk_limit_version(limits, joins);
-	if (q->turn.version != version) {
-		q->turn.version = version;
-		q->turn.closed_until = 0;
-		WRITE_ONCE(q->turn.closed_at, 0);
+	if (q->throttle.version != version) {
+		q->throttle.version = version;
+		q->throttle.closed_until = 0;
+		WRITE_ONCE(q->throttle.closed_at, 0);
 	}
-	if (now >= q->turn.closed_until)
+	if (now >= q->throttle.closed_until)
 		at = vhost_blk_limit_turn(limits, member, now);
 	rcu_read_unlock();
-	if (now < q->turn.closed_until) {
+	if (now < q->throttle.closed_until) {
 		/* The timer may have ended in a pause. */
-		vhost_blk_limit_close(q, q->turn.closed_until, now);
+		vhost_blk_limit_close(q, q->throttle.closed_until, now);
 		return false;
 	}
 	if (at <= now) {
 		if (vhost_blk_limit_yields(q)) {
-			q->turn.yields++;
+			q->throttle.yields++;
 			vhost_blk_limit_close(q, now + VHOST_BLK_LIMIT_QUANTUM, now);
 			return false;
 		}
@@ -348,8 +349,8 @@ void vhost_blk_limit_took(struct vhost_blk_queue *q, u64 bytes)
 		vhost_blk_member_charge(member, cost, vhost_blk_limit_opens_at(limits), now);
 	at = vhost_blk_limit_turn(limits, member, now);
 	rcu_read_unlock();
-	WRITE_ONCE(q->turn.took_at, now);
-	q->turn.yields = 0;
+	WRITE_ONCE(q->throttle.took_at, now);
+	q->throttle.yields = 0;
 	if (at <= now)
 		return;
 	q->stats.throttled++;

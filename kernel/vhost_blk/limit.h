@@ -27,7 +27,7 @@ struct vhost_blk_limit {
 };
 
 /**
- * struct vhost_blk_turn - a queue's view of the limits; under vq.mutex, but for @timer
+ * struct vhost_blk_throttle - a queue's view of the limits; under vq.mutex, but for @timer
  * @version: that of the limits when it last looked; see vhost_blk_limit_version()
  * @closed_until: the queue takes no chain before; 0: it may take one
  * @closed_at: when the present wait began; 0: there is none
@@ -37,7 +37,7 @@ struct vhost_blk_limit {
  * @yields: times that it let others take since its last chain
  * @timer: runs the loop at that time
  */
-struct vhost_blk_turn {
+struct vhost_blk_throttle {
 	u64 version;
 	u64 closed_until;
 	u64 closed_at;

@@ -90,7 +90,7 @@ struct vhost_blk_polling {
  * @poll: adaptive polling while no request is in flight, and while some are
  * @coalesce: held calls
  * @portion: size of the batches
- * @turn: the queue's view of the limits
+ * @throttle: the queue's view of the limits
  * @arrivals: times of chains in the ring, for the trace
  * @now_ns: the time at the start of the batch
  * @region: the in-flight region, which marks taken chains
@@ -123,7 +123,7 @@ struct vhost_blk_queue {
 	struct vhost_blk_polling poll[2];
 	struct vhost_blk_coalesce coalesce;
 	struct vhost_blk_portion portion;
-	struct vhost_blk_turn turn;
+	struct vhost_blk_throttle throttle;
 	struct vhost_blk_arrivals arrivals;
 	u64 now_ns;
 	struct vhost_blk_region region;
