@@ -48,7 +48,7 @@ void vhost_blk_submit_batch(struct vhost_blk_queue *q, struct vhost_blk_run *run
 {
 	struct vhost_blk_chain chain;
 	struct blk_plug plug;
-	unsigned int left = run->limit ?: run->batch;
+	unsigned int left = run->batch_size ?: run->growing_batch;
 	unsigned long sleeps = current->nvcsw;
 	int taken;
 
@@ -81,6 +81,7 @@ void vhost_blk_submit_batch(struct vhost_blk_queue *q, struct vhost_blk_run *run
 		}
 	}
 	vhost_blk_unplug(&plug);
-	if (!run->limit)
-		run->batch = max(run->batch, min(run->batch * 2, VHOST_BLK_BATCH_MAX));
+	if (!run->batch_size)
+		run->growing_batch = max(run->growing_batch,
+					 min(run->growing_batch * 2, VHOST_BLK_BATCH_MAX));
 }

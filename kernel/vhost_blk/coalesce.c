@@ -9,7 +9,7 @@
  *
  * A queue whose calls answer one request each has a driver that waits: it has no trial.
  *
- * The trials of the queue's portion (portion.c) use the same windows.
+ * The trials of the size of batches (batch_size.c) use the same windows.
  */
 #include "stages.h"
 
@@ -30,8 +30,8 @@
 #define VHOST_BLK_WINDOW_NS	(4 * NSEC_PER_MSEC)
 #define VHOST_BLK_WINDOW_REQUESTS	64
 #define VHOST_BLK_WINDOW_NS_MAX	(100 * NSEC_PER_MSEC)
-/* Queues with fewer requests in flight make no trial of portions: their sizes hardly differ. */
-#define VHOST_BLK_PORTION_INFLIGHT	4u
+/* Queues with fewer requests in flight make no trial of batch sizes, which hardly differ. */
+#define VHOST_BLK_TRIAL_INFLIGHT	4u
 
 /* True if calls of the present window are held, where trials decide. */
 static bool vhost_blk_window_holds(const struct vhost_blk_coalesce *c)
@@ -126,15 +126,15 @@ static void vhost_blk_coalesce_window(struct vhost_blk_queue *q,
 		vhost_blk_try_coalescing(c, window);
 }
 
-/* The same for portions. A gap, and a load that cannot tell sizes apart, leave the size as it is. */
+/* The same for batches. A gap, and a load that cannot tell sizes apart, leave the size as it is. */
 static void vhost_blk_size_window(struct vhost_blk_queue *q, const struct vhost_blk_tally *window,
 				  bool idle)
 {
 	if (idle || q->crowded || READ_ONCE(q->blk->opt.batch) ||
-	    q->coalesce.deepest < VHOST_BLK_PORTION_INFLIGHT)
-		vhost_blk_trial_abandon(&q->portion.trial);
+	    q->coalesce.deepest < VHOST_BLK_TRIAL_INFLIGHT)
+		vhost_blk_trial_abandon(&q->batch_size.trial);
 	else
-		q->stats.batch_trials += vhost_blk_portion_window(&q->portion, window);
+		q->stats.batch_trials += vhost_blk_batch_size_window(&q->batch_size, window);
 }
 
 /* Ends the window, if it is long enough. One trial at a time: each would disturb the other. */
@@ -151,7 +151,7 @@ static void vhost_blk_look_at_window(struct vhost_blk_queue *q)
 	idle = ns >= VHOST_BLK_WINDOW_NS_MAX;
 	window = c->window;
 	window.ns = ns;
-	if (!q->portion.trial.windows)
+	if (!q->batch_size.trial.windows)
 		vhost_blk_coalesce_window(q, &window, idle);
 	if (!c->trial.windows)
 		vhost_blk_size_window(q, &window, idle);

@@ -286,8 +286,8 @@ unsigned int vhost_blk_complete(struct vhost_blk_queue *q, struct vhost_blk_run 
 	run->ended = NULL;
 	if (!list)
 		return 0;
-	if (run->limit)
-		run->ended = vhost_blk_cut(list, run->limit);
+	if (run->batch_size)
+		run->ended = vhost_blk_cut(list, run->batch_size);
 	return vhost_blk_complete_list(q, list);
 }
 

@@ -27,7 +27,7 @@ unsigned int vhost_blk_batch_chosen(const struct vhost_blk_queue *q)
 
 	if (fixed)
 		return fixed;
-	return (q->crowded ? 0 : vhost_blk_portion_sizes[q->portion.chosen]) ?:
+	return (q->crowded ? 0 : vhost_blk_batch_sizes[q->batch_size.chosen]) ?:
 	       vhost_blk_first_batch(q);
 }
 
@@ -117,7 +117,7 @@ static bool vhost_blk_go_on(struct vhost_blk_queue *q, struct vhost_blk_run *run
 	if (vhost_blk_hold_call(q))
 		return true;
 	if (vhost_blk_poll_wanted(q) && vhost_blk_poll_ring(q)) {
-		run->batch = vhost_blk_first_batch(q);
+		run->growing_batch = vhost_blk_first_batch(q);
 		return true;
 	}
 	/* Chains may have come between the last check and the enabling. */
@@ -137,7 +137,7 @@ static void vhost_blk_serve(struct vhost_blk_queue *q, bool kicked)
 	struct vhost_blk_run run = {};
 
 	mutex_lock(&q->vq.mutex);
-	run.batch = vhost_blk_first_batch(q);
+	run.growing_batch = vhost_blk_first_batch(q);
 	q->stats.kicks += kicked;
 	vhost_blk_loop_begin(q, &run);
 	do {
@@ -146,7 +146,7 @@ static void vhost_blk_serve(struct vhost_blk_queue *q, bool kicked)
 		q->stats.turns++;
 		q->now_ns = local_clock();
 		run.stuck = false;
-		run.limit = vhost_blk_batch_limit(q);
+		run.batch_size = vhost_blk_batch_limit(q);
 		vhost_blk_submit_batch(q, &run);		/* 1 chain, 2 request, 3 submit */
 		if (!list_empty(&q->polled))
 			vhost_blk_poll_bdev(q);
@@ -185,7 +185,7 @@ void vhost_blk_queue_init(struct vhost_blk *blk, struct vhost_blk_queue *q)
 	spin_lock_init(&q->reqs_lock);
 	vhost_blk_init_reserve(q);
 	vhost_blk_coalesce_init(q);
-	vhost_blk_portion_init(&q->portion);
+	vhost_blk_batch_size_init(&q->batch_size);
 	INIT_LIST_HEAD(&q->polled);
 	vhost_blk_limit_init_queue(q);
 }

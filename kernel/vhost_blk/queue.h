@@ -8,8 +8,8 @@
 #include <linux/workqueue.h>
 
 #include "arrivals.h"
+#include "batch_size.h"
 #include "coalesce.h"
-#include "portion.h"
 #include "request.h"
 #include "reserve.h"
 #include "stats.h"
@@ -89,7 +89,7 @@ struct vhost_blk_polling {
  * @polled: I/O in flight that only this queue polls for
  * @poll: adaptive polling while no request is in flight, and while some are
  * @coalesce: held calls
- * @portion: size of the batches
+ * @batch_size: size of the batches
  * @throttle: the queue's view of the limits
  * @arrivals: times of chains in the ring, for the trace
  * @now_ns: the time at the start of the batch
@@ -122,7 +122,7 @@ struct vhost_blk_queue {
 	struct list_head polled;
 	struct vhost_blk_polling poll[2];
 	struct vhost_blk_coalesce coalesce;
-	struct vhost_blk_portion portion;
+	struct vhost_blk_batch_size batch_size;
 	struct vhost_blk_throttle throttle;
 	struct vhost_blk_arrivals arrivals;
 	u64 now_ns;
@@ -248,8 +248,8 @@ static inline bool vhost_blk_takes(const struct vhost_blk_queue *q)
  *
  * A driver that waits for this CPU cannot work in parallel with the device: its batches grow.
  *
- * Return: most chains that are taken, and most requests that are published, at a time; 0: batches
- * grow, and there is no limit for requests.
+ * Return: maximum chains taken, and requests published, per turn; 0: batches grow, and requests
+ * have no limit.
  */
 static inline unsigned int vhost_blk_batch_limit(const struct vhost_blk_queue *q)
 {
@@ -257,7 +257,7 @@ static inline unsigned int vhost_blk_batch_limit(const struct vhost_blk_queue *q
 
 	if (fixed)
 		return fixed;
-	return q->crowded ? 0 : vhost_blk_portion_size(&q->portion);
+	return q->crowded ? 0 : vhost_blk_batch_size_now(&q->batch_size);
 }
 
 /* queue.c */

@@ -13,8 +13,8 @@
 struct vhost_blk_run {
 	unsigned int chains;
 	unsigned int bytes;
-	unsigned int limit;	/* of this turn: see vhost_blk_batch_limit() */
-	unsigned int batch;	/* without it: chains to start before completions are reaped */
+	unsigned int batch_size;	/* of this turn: see vhost_blk_batch_limit() */
+	unsigned int growing_batch;	/* most chains of this turn if @batch_size is 0 */
 	struct llist_node *ended;	/* finished requests that later turns publish */
 	bool yield;	/* other work of this worker is due; the queue is queued again */
 	bool stuck;	/* a completion, an IOTLB entry or a timer comes before the next chain */

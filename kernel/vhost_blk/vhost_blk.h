@@ -21,7 +21,7 @@
  * for work without a sleep), limit.c and share.c (limits on the rate), inflight.c (marks of taken
  * chains), reserve.c (memory for emergencies), failure.c (reports a failing backend to the owner),
  * halt.c (keeps failed requests), timing.c (records slow requests for the owner) and arrivals.c
- * (their time in the ring). coalesce.c holds calls, portion.c has the size of batches; both are
+ * (their time in the ring). coalesce.c holds calls, batch_size.c has the size of batches; both are
  * chosen by trials, trial.c.
  *
  * The control plane, from the outside in: dev.c is the user interface, core.c the vhost core's part
@@ -30,8 +30,8 @@
  *
  * The headers; each of these includes only those before it: vhost_blk.h the device, backend.h its
  * storage, request.h a request, queue.h a queue, stages.h the functions of the stages.
- * arg.h, arrivals.h, coalesce.h, compat.h, limit.h, portion.h, reserve.h, stats.h, timing.h, trace.h
- * and trial.h stand beside them.
+ * arg.h, arrivals.h, batch_size.h, coalesce.h, compat.h, limit.h, reserve.h, stats.h, timing.h,
+ * trace.h and trial.h stand beside them.
  *
  * vhost_blk_set_state() changes the state of a queue, under vq.mutex, so that a run of the loop sees
  * one state from begin to end. Transitions, by row from and by column to:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The kernel module's trials of portions: `portion.c` and `trial.c` in userspace, by a clock and
-//! rates of the test.
+//! The kernel module's trials of batch sizes: `batch_size.c` and `trial.c` in userspace, by a clock
+//! and rates of the test.
 
 use std::fs;
 use std::process::Command;
@@ -27,33 +27,33 @@ const SCENARIOS: &str = r#"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include "portion.h"
+#include "batch_size.h"
 
 typedef double rate(double size);
 
 static unsigned int size_of(unsigned int at)
 {
-	return vhost_blk_portion_sizes[at] ?: 16;
+	return vhost_blk_batch_sizes[at] ?: 16;
 }
 
 static unsigned int windows, in_trial;
 /* Gain of the load from window to window. */
 static double growth;
 
-static unsigned int settled(struct vhost_blk_portion *portion, unsigned int count, rate *rate)
+static unsigned int settled(struct vhost_blk_batch_size *size, unsigned int count, rate *rate)
 {
 	double steady = 1;
 
 	in_trial = 0;
 	for (unsigned int i = 0; i < count; i++) {
 		double load = (steady *= 1 + growth) * (windows++ % 3 || growth ? 1.0 : 0.9);
-		double requests = 1e4 * load * rate(vhost_blk_portion_size(portion) ?: 16);
+		double requests = 1e4 * load * rate(vhost_blk_batch_size_now(size) ?: 16);
 		struct vhost_blk_tally window = { .ns = 4000000, .requests = requests };
 
-		vhost_blk_portion_window(portion, &window);
-		in_trial += !!portion->trial.windows;
+		vhost_blk_batch_size_window(size, &window);
+		in_trial += !!size->trial.windows;
 	}
-	return size_of(portion->chosen);
+	return size_of(size->chosen);
 }
 
 static double calls_are_dear(double size) { return size; }
@@ -113,43 +113,43 @@ static void trials(void)
 
 int main(void)
 {
-	struct vhost_blk_portion portion;
+	struct vhost_blk_batch_size size;
 	unsigned int few, many;
 
-	vhost_blk_portion_init(&portion);
-	printf("begins %u\n", vhost_blk_portion_size(&portion));
-	printf("grows %u\n", settled(&portion, 2000, calls_are_dear));
-	printf("follows %u\n", settled(&portion, 9000, device_waits));
-	vhost_blk_portion_init(&portion);
-	printf("middle %u\n", settled(&portion, 2000, best_at_8));
-	printf("keeps %u\n", settled(&portion, 2000, best_at_8));
-	vhost_blk_portion_init(&portion);
-	printf("alike %u\n", settled(&portion, 10000, all_alike));
-	settled(&portion, 10000, all_alike);
+	vhost_blk_batch_size_init(&size);
+	printf("begins %u\n", vhost_blk_batch_size_now(&size));
+	printf("grows %u\n", settled(&size, 2000, calls_are_dear));
+	printf("follows %u\n", settled(&size, 9000, device_waits));
+	vhost_blk_batch_size_init(&size);
+	printf("middle %u\n", settled(&size, 2000, best_at_8));
+	printf("keeps %u\n", settled(&size, 2000, best_at_8));
+	vhost_blk_batch_size_init(&size);
+	printf("alike %u\n", settled(&size, 10000, all_alike));
+	settled(&size, 10000, all_alike);
 	printf("rare %d\n", in_trial < 1000);
-	vhost_blk_portion_init(&portion);
-	printf("noise %u\n", settled(&portion, 4000, slightly_better));
-	vhost_blk_portion_init(&portion);
-	settled(&portion, 1000, first_is_best);
+	vhost_blk_batch_size_init(&size);
+	printf("noise %u\n", settled(&size, 4000, slightly_better));
+	vhost_blk_batch_size_init(&size);
+	settled(&size, 1000, first_is_best);
 	few = in_trial;
-	vhost_blk_portion_init(&portion);
-	settled(&portion, 1000, all_alike);
+	vhost_blk_batch_size_init(&size);
+	settled(&size, 1000, all_alike);
 	many = in_trial;
 	printf("short %d\n", few * 3 < many);
-	vhost_blk_portion_init(&portion);
-	settled(&portion, 20, all_alike);
-	vhost_blk_trial_abandon(&portion.trial);
-	printf("abandoned %u %u\n", portion.trial.windows, portion.trial.until);
-	vhost_blk_portion_init(&portion);
+	vhost_blk_batch_size_init(&size);
+	settled(&size, 20, all_alike);
+	vhost_blk_trial_abandon(&size.trial);
+	printf("abandoned %u %u\n", size.trial.windows, size.trial.until);
+	vhost_blk_batch_size_init(&size);
 	growth = 0.04;
-	printf("steady %u\n", settled(&portion, 300, all_alike));
+	printf("steady %u\n", settled(&size, 300, all_alike));
 	trials();
 	return 0;
 }
 "#;
 
 #[test]
-fn portions_of_the_module_follow_the_rates() {
+fn batch_sizes_of_the_module_follow_the_rates() {
     let directory = tempfile::tempdir().expect("a directory for the C program");
     fs::create_dir(directory.path().join("linux")).expect("a directory for the headers");
     for (name, text) in HEADERS {
@@ -157,7 +157,7 @@ fn portions_of_the_module_follow_the_rates() {
     }
     let (file, binary) = (directory.path().join("trial.c"), directory.path().join("trial"));
     fs::write(&file, SCENARIOS).expect("the C program is written");
-    let sources = ["portion.c", "trial.c"].map(|name| format!("{MODULE}/{name}"));
+    let sources = ["batch_size.c", "trial.c"].map(|name| format!("{MODULE}/{name}"));
     let includes = ["-I".as_ref(), directory.path().as_os_str(), "-I".as_ref(), MODULE.as_ref()];
     let checks = ["-Wall", "-Werror", "-fsanitize=undefined", "-fno-sanitize-recover=all"];
     let mut compiler = Command::new("cc");
