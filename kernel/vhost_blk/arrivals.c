@@ -127,10 +127,10 @@ void vhost_blk_note_look(struct vhost_blk_queue *q)
  */
 bool vhost_blk_wait_for_kick(struct vhost_blk_queue *q)
 {
-	bool traced = vhost_blk_is_traced(q->blk);
+	bool timed = vhost_blk_times_stages(q->blk);
 
 	/* Before kicks are enabled, so that the first one is seen. */
-	WRITE_ONCE(q->arrivals.kicked_ns, traced ? VHOST_BLK_NO_KICK : VHOST_BLK_NOT_WAITING);
+	WRITE_ONCE(q->arrivals.kicked_ns, timed ? VHOST_BLK_NO_KICK : VHOST_BLK_NOT_WAITING);
 	if (!vhost_enable_notify(q->vq.dev, &q->vq))
 		return false;
 	WRITE_ONCE(q->arrivals.kicked_ns, VHOST_BLK_NOT_WAITING);

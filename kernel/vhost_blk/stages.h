@@ -94,7 +94,7 @@ static inline bool vhost_blk_limit_admits(struct vhost_blk_queue *q)
 void vhost_blk_note_submit(struct vhost_blk_req *req);
 void vhost_blk_note_used(struct vhost_blk_queue *q, struct llist_node *list, u64 slower_than_ns);
 
-static inline bool vhost_blk_is_traced(const struct vhost_blk *blk)
+static inline bool vhost_blk_times_stages(const struct vhost_blk *blk)
 {
 	return unlikely(READ_ONCE(blk->timing.slower_than_ns));
 }
@@ -102,7 +102,7 @@ static inline bool vhost_blk_is_traced(const struct vhost_blk *blk)
 /* The storage gets the request now, under vq.mutex. */
 static inline void vhost_blk_time_submit(struct vhost_blk_req *req)
 {
-	if (vhost_blk_is_traced(req->q->blk))
+	if (vhost_blk_times_stages(req->q->blk))
 		vhost_blk_note_submit(req);
 }
 
@@ -131,7 +131,7 @@ u64 vhost_blk_ring_wait(const struct vhost_blk_queue *q, u64 limit_ns);
 
 static inline void vhost_blk_arrivals_batch(struct vhost_blk_queue *q)
 {
-	if (vhost_blk_is_traced(q->blk))
+	if (vhost_blk_times_stages(q->blk))
 		vhost_blk_note_batch(q);
 	else if (unlikely(q->arrivals.look_ns))
 		vhost_blk_arrivals_forget(q);
@@ -146,7 +146,7 @@ static inline void vhost_blk_arrivals_chain(struct vhost_blk_queue *q, int taken
 
 static inline void vhost_blk_arrivals_look(struct vhost_blk_queue *q)
 {
-	if (vhost_blk_is_traced(q->blk))
+	if (vhost_blk_times_stages(q->blk))
 		vhost_blk_note_look(q);
 }
 

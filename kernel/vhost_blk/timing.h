@@ -22,6 +22,8 @@ struct vhost_blk_traced;
  * @count: records that the owner has not fetched
  * @lost: records that newer ones have replaced since the owner last fetched one
  * @event: signalled if there is a record where there was none, or NULL
+ *
+ * Not the tracepoints of trace.h.
  */
 struct vhost_blk_timing {
 	u64 slower_than_ns;
