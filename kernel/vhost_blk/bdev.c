@@ -20,7 +20,7 @@ static void vhost_blk_end_bio(struct bio *bio)
 	/*
 	 * No tag, a bio to split, or a lost poll queue: see vhost_blk_submit_bdev(). The bio's own
 	 * flags are no test, because stacked drivers clear them. Or no memory: see
-	 * vhost_blk_may_repeat().
+	 * vhost_blk_wait_to_retry().
 	 */
 	if (unlikely(error == -ENOMEM ||
 		     (req->nowait && (error == -EAGAIN || error == -EOPNOTSUPP)))) {

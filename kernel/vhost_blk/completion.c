@@ -235,7 +235,7 @@ static unsigned int vhost_blk_finish_all(struct vhost_blk_queue *q, struct llist
 
 	q->now_ns = local_clock();
 	llist_for_each_entry(req, list, done) {
-		if (unlikely(req->error) && vhost_blk_withholds(req))
+		if (unlikely(req->error) && vhost_blk_handle_failure(req))
 			continue;
 		if (unlikely(!vhost_blk_finish(req, &written)))
 			continue;

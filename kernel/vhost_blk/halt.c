@@ -51,7 +51,8 @@ static void vhost_blk_halt_by(const struct vhost_blk_req *req)
 }
 
 /**
- * vhost_blk_withholds - judge a request that has ended with an error; may halt the device
+ * vhost_blk_handle_failure - keep a request that has ended with an error, or halt the device, if the
+ *	owner wants that
  * @req: the request; its queue's vq.mutex is held
  *
  * A failed flush is never kept: another one would not write the lost data, and succeed.
@@ -59,7 +60,7 @@ static void vhost_blk_halt_by(const struct vhost_blk_req *req)
  * Return: true if the driver must not see it, because its queue keeps it, or because the device is
  * being closed: the ring's next server replays it then.
  */
-bool vhost_blk_withholds(struct vhost_blk_req *req)
+bool vhost_blk_handle_failure(struct vhost_blk_req *req)
 {
 	struct vhost_blk_queue *q = req->q;
 	u32 flags = READ_ONCE(q->blk->opt.flags);

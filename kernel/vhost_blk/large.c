@@ -118,7 +118,7 @@ static int vhost_blk_move_piece(struct vhost_blk_req *req)
 		return err;
 	do
 		err = req->be->bdev ? vhost_blk_bdev_rw(req) : vhost_blk_file_rw(req);
-	while (err == -ENOMEM && vhost_blk_may_repeat(req));
+	while (err == -ENOMEM && vhost_blk_wait_to_retry(req));
 	return vhost_blk_unmap_piece(req, err);
 }
 

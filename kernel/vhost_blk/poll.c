@@ -73,7 +73,7 @@ bool vhost_blk_spin(struct vhost_blk_queue *q, unsigned int us, u64 *ns)
 
 /**
  * vhost_blk_poll_ring - poll for new chains and completions
- * @q: the queue, for which vhost_blk_poll_wanted() is true; its vq.mutex is held by its worker
+ * @q: the queue, for which vhost_blk_poll_begin() was true; its vq.mutex is held by its worker
  *
  * Return: true if there are some; false after busyloop_timeout, or if others need the CPU.
  */

@@ -116,7 +116,7 @@ static bool vhost_blk_go_on(struct vhost_blk_queue *q, struct vhost_blk_run *run
 		return true;
 	if (vhost_blk_hold_call(q))
 		return true;
-	if (vhost_blk_poll_wanted(q) && vhost_blk_poll_ring(q)) {
+	if (vhost_blk_poll_begin(q) && vhost_blk_poll_ring(q)) {
 		run->growing_batch = vhost_blk_first_batch(q);
 		return true;
 	}

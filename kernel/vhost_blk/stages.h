@@ -75,7 +75,7 @@ int vhost_blk_file_zero(struct vhost_blk_req *req, loff_t pos, loff_t len);
 void vhost_blk_defer(struct vhost_blk_req *req);
 void vhost_blk_deferred_work(struct work_struct *work);
 bool vhost_blk_given_up(const struct vhost_blk_req *req);
-bool vhost_blk_may_repeat(const struct vhost_blk_req *req);
+bool vhost_blk_wait_to_retry(const struct vhost_blk_req *req);
 
 /* completion.c */
 void vhost_blk_end_io(struct vhost_blk_req *req, int error);
@@ -151,7 +151,7 @@ static inline void vhost_blk_arrivals_look(struct vhost_blk_queue *q)
 }
 
 /* halt.c */
-bool vhost_blk_withholds(struct vhost_blk_req *req);
+bool vhost_blk_handle_failure(struct vhost_blk_req *req);
 
 /* failure.c */
 void vhost_blk_request_failed(const struct vhost_blk_req *req);
@@ -176,8 +176,8 @@ void vhost_blk_region_untake(struct vhost_blk_queue *q, unsigned int head);
 void vhost_blk_region_batch(struct vhost_blk_queue *q, unsigned int count);
 void vhost_blk_region_used(struct vhost_blk_queue *q, unsigned int count);
 
-/* poll.c; see there. The usual answer costs no call. */
-static inline bool vhost_blk_poll_wanted(struct vhost_blk_queue *q)
+/* poll.c; see there. A poll replaces the next sleep if true; otherwise the next trial comes closer. */
+static inline bool vhost_blk_poll_begin(struct vhost_blk_queue *q)
 {
 	struct vhost_blk_polling *poll = vhost_blk_polling(q);
 

@@ -81,15 +81,15 @@ bool vhost_blk_given_up(const struct vhost_blk_req *req)
 }
 
 /**
- * vhost_blk_may_repeat - wait, and allow to repeat I/O that failed for lack of memory
+ * vhost_blk_wait_to_retry - wait before a repetition of I/O that failed for lack of memory
  * @req: the request
  *
  * I/O with an fsync cannot be repeated: fsync reports lost writes only once, and lack of memory may
  * have lost them.
  *
- * Return: false if the I/O has failed.
+ * Return: true after the wait; false without a wait if the I/O has failed.
  */
-bool vhost_blk_may_repeat(const struct vhost_blk_req *req)
+bool vhost_blk_wait_to_retry(const struct vhost_blk_req *req)
 {
 	if (!req->be->bdev && (req->durable || req->type == VIRTIO_BLK_T_FLUSH))
 		return false;
@@ -122,7 +122,7 @@ static int vhost_blk_do_range(struct vhost_blk_req *req, const struct vhost_blk_
 			return 0;
 		err = req->be->bdev ? vhost_blk_bdev_range(req, sector, part, range->unmap) :
 				      vhost_blk_file_range(req, sector, part, range->unmap);
-		if (err == -ENOMEM && vhost_blk_may_repeat(req)) {
+		if (err == -ENOMEM && vhost_blk_wait_to_retry(req)) {
 			err = 0;
 			continue;
 		}
@@ -166,7 +166,7 @@ static int vhost_blk_do_deferred(struct vhost_blk_req *req)
 		return vhost_blk_do_large(req);
 	do
 		err = vhost_blk_do_once(req);
-	while (err == -ENOMEM && vhost_blk_may_repeat(req));
+	while (err == -ENOMEM && vhost_blk_wait_to_retry(req));
 	return err;
 }
 
