@@ -32,8 +32,7 @@ static void vhost_blk_dead_work(struct work_struct *work)
 	struct file *bdev_file, *file;
 	unsigned int i;
 
-	/* A queue that polls keeps its vq.mutex. */
-	atomic_inc(&be->blk->ioctls);
+	vhost_blk_stop_polling(be->blk);
 	for (i = 0; i < be->blk->num_queues; i++) {
 		struct vhost_blk_queue *q = be->blk->queues + i;
 
@@ -45,7 +44,7 @@ static void vhost_blk_dead_work(struct work_struct *work)
 			   (vhost_blk_gen_empty(q, 0) && vhost_blk_gen_empty(q, 1)) ||
 			   READ_ONCE(q->vq.private_data) != be);
 	}
-	atomic_dec(&be->blk->ioctls);
+	vhost_blk_allow_polling(be->blk);
 	mutex_lock(&be->lock);
 	bdev_file = be->bdev_file;
 	be->bdev_file = NULL;

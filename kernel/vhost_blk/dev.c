@@ -248,8 +248,7 @@ static long vhost_blk_ioctl(struct file *file, unsigned int cmd, unsigned long a
 	err = vhost_blk_need_device(blk);
 	if (err)
 		return err;
-	/* The ioctl may take the mutex of a queue that polls. */
-	atomic_inc(&blk->ioctls);
+	vhost_blk_stop_polling(blk);
 	if (cmd == VHOST_SET_BACKEND_FEATURES) {
 		err = vhost_blk_set_backend_features(blk, argp);
 	} else if (mutex_lock_killable(&blk->dev.mutex)) {
@@ -260,7 +259,7 @@ static long vhost_blk_ioctl(struct file *file, unsigned int cmd, unsigned long a
 					      vhost_blk_core_ioctl(blk, cmd, argp);
 		mutex_unlock(&blk->dev.mutex);
 	}
-	atomic_dec(&blk->ioctls);
+	vhost_blk_allow_polling(blk);
 	return err == -ENOIOCTLCMD ? -ENOTTY : err;
 }
 
@@ -316,13 +315,13 @@ static ssize_t vhost_blk_write_iter(struct kiocb *iocb, struct iov_iter *from)
 	vec.iov_len = copy_from_iter(&msg, sizeof(msg), from);
 	iov_iter_kvec(&copy, ITER_SOURCE, &vec, 1, vec.iov_len);
 	/* The core takes the mutexes of all queues. */
-	atomic_inc(&blk->ioctls);
+	vhost_blk_stop_polling(blk);
 	done = vhost_chr_write_iter(&blk->dev, &copy);
 	if (done > 0 && msg.iotlb.type == VHOST_IOTLB_UPDATE)
 		err = vhost_blk_go_on_updated(blk);
 	if (done > 0 && msg.iotlb.type == VHOST_IOTLB_INVALIDATE)
 		err = vhost_blk_await_invalidation(blk);
-	atomic_dec(&blk->ioctls);
+	vhost_blk_allow_polling(blk);
 	return err ? -EINTR : done;
 }
 

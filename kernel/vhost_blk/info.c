@@ -228,7 +228,7 @@ void vhost_blk_show_fdinfo(struct seq_file *m, struct file *file)
 	seq_printf(m, "memory_pinned:\t%d\n", !!READ_ONCE(blk->pinned));
 	seq_printf(m, "halted:\t%d\n", READ_ONCE(blk->halted));
 	seq_printf(m, "limit_debt_ms:\t%llu\n", vhost_blk_limit_debt(blk));
-	atomic_inc(&blk->ioctls);
+	vhost_blk_stop_polling(blk);
 	for (i = 0; i < num_queues; i++) {
 		struct vhost_blk_queue *q = blk->queues + i;
 
@@ -238,5 +238,5 @@ void vhost_blk_show_fdinfo(struct seq_file *m, struct file *file)
 			vhost_blk_show_queue(m, q);
 		mutex_unlock(&q->vq.mutex);
 	}
-	atomic_dec(&blk->ioctls);
+	vhost_blk_allow_polling(blk);
 }

@@ -48,8 +48,7 @@ int vhost_blk_submit_large(struct vhost_blk_req *req, const struct iov_iter *dat
 /* Until vhost_blk_leave_queue() this task may use the queue's reserve and the owner's memory. */
 static void vhost_blk_enter_queue(struct vhost_blk_queue *q)
 {
-	/* A queue that polls keeps its vq.mutex. */
-	atomic_inc(&q->blk->ioctls);
+	vhost_blk_stop_polling(q->blk);
 	/* The owner's memory stays while requests are in flight. */
 	kthread_use_mm(q->blk->dev.mm);
 	mutex_lock(&q->vq.mutex);
@@ -59,7 +58,7 @@ static void vhost_blk_leave_queue(struct vhost_blk_queue *q)
 {
 	mutex_unlock(&q->vq.mutex);
 	kthread_unuse_mm(q->blk->dev.mm);
-	atomic_dec(&q->blk->ioctls);
+	vhost_blk_allow_polling(q->blk);
 }
 
 static int vhost_blk_try_map_piece(struct vhost_blk_req *req)

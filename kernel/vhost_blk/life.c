@@ -106,8 +106,7 @@ int vhost_blk_open(struct inode *inode, struct file *file)
 static void vhost_blk_unmake_device(struct vhost_blk *blk)
 {
 	WRITE_ONCE(blk->closing, true);
-	/* A queue that polls keeps its vq.mutex. */
-	atomic_inc(&blk->ioctls);
+	vhost_blk_stop_polling(blk);
 	mutex_lock(&blk->dev.mutex);
 	vhost_blk_close_all(blk);
 	vhost_blk_unshare_limits(blk);

@@ -62,7 +62,7 @@ bool vhost_blk_spin(struct vhost_blk_queue *q, unsigned int us, u64 *ns)
 			vhost_blk_poll_bdev(q);
 		found = !llist_empty(&q->done) || !vhost_vq_avail_empty(vq->dev, vq);
 		if (found || need_resched() || signal_pending(current) || vhost_vq_has_work(vq) ||
-		    atomic_read(&q->blk->ioctls))	/* may need vq.mutex */
+		    atomic_read(&q->blk->lock_waiters))
 			break;
 		cpu_relax();
 		now = local_clock();

@@ -134,8 +134,7 @@ struct vhost_blk_queue;
  * @backend: the storage; changed under dev.mutex and @backend_mutex; by vq.private_data under
  *	vq.mutex
  * @backend_mutex: keeps @backend, for moments only
- * @ioctls: number of tasks that may wait for a vq.mutex (ioctls, removal, close); no queue polls
- *	meanwhile
+ * @lock_waiters: tasks that may wait for a vq.mutex; see vhost_blk_stop_polling()
  * @inflight_bytes: data bytes in flight
  * @inflight_range_bytes: bytes that WRITE_ZEROES and SECURE_ERASE in flight name
  * @halted: no queue takes chains; changed under @failure_lock, set at any time, and cleared only
@@ -164,7 +163,7 @@ struct vhost_blk {
 	struct vhost_blk_queue *queues;
 	struct vhost_blk_backend *backend;
 	struct mutex backend_mutex;
-	atomic_t ioctls;
+	atomic_t lock_waiters;
 	atomic64_t inflight_bytes;
 	atomic64_t inflight_range_bytes;
 	bool halted;
@@ -182,6 +181,17 @@ struct vhost_blk {
 	struct file *end_file;
 	struct work_struct close_work;
 };
+
+/* A polling queue holds its vq.mutex. It stops polling while lock_waiters is not 0. */
+static inline void vhost_blk_stop_polling(struct vhost_blk *blk)
+{
+	atomic_inc(&blk->lock_waiters);
+}
+
+static inline void vhost_blk_allow_polling(struct vhost_blk *blk)
+{
+	atomic_dec(&blk->lock_waiters);
+}
 
 /* life.c */
 int vhost_blk_need_device(struct vhost_blk *blk);
