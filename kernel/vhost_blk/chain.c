@@ -22,15 +22,15 @@ int vhost_blk_take_chain(struct vhost_blk_queue *q, struct vhost_blk_chain *chai
 	bool log = vhost_has_feature(vq, VHOST_F_LOG_ALL);
 	int head;
 
-	if (unlikely(!q->free || q->asked_chain))
+	if (unlikely(!q->free || q->chain_miss_sent))
 		return -EAGAIN;
 
 	chain->log_num = 0;
 	head = vhost_get_vq_desc(vq, vq->iov, ARRAY_SIZE(vq->iov), &chain->out, &chain->in,
 				 log ? vq->log : NULL, &chain->log_num);
 	if (unlikely(head < 0)) {
-		q->asked_chain = head == -EAGAIN;
-		if (q->asked_chain)
+		q->chain_miss_sent = head == -EAGAIN;
+		if (q->chain_miss_sent)
 			return -EAGAIN;
 		vhost_blk_fault(q);
 		vq_err(vq, "vhost-blk: queue %u stops: malformed chain or ring (%d)\n",

@@ -274,7 +274,7 @@ static struct llist_node *vhost_blk_cut(struct llist_node *list, unsigned int n)
 
 /**
  * vhost_blk_complete - end finished requests and tell the driver
- * @q: the queue, with no settled entries; its vq.mutex is held by its worker
+ * @q: the queue, with no unpublished entries; its vq.mutex is held by its worker
  * @run: the run of the loop; gets the requests that exceed the size of a batch, which come next
  *
  * Return: how many there were.
@@ -292,23 +292,23 @@ unsigned int vhost_blk_complete(struct vhost_blk_queue *q, struct vhost_blk_run 
 }
 
 /**
- * vhost_blk_settle - end all finished requests while the rings cannot be reached
+ * vhost_blk_complete_unpublished - end all finished requests while the rings cannot be reached
  * @q: the queue; its vq.mutex is held by its worker
  *
  * The addresses of a request were translated when it was taken, so all steps are possible except
  * the used entry, which stays in vq.heads. So a drain, and with it an IOTLB invalidation, waits
  * only for the storage.
  */
-void vhost_blk_settle(struct vhost_blk_queue *q)
+void vhost_blk_complete_unpublished(struct vhost_blk_queue *q)
 {
 	struct llist_node *list = vhost_blk_take_done(q);
-	unsigned int before = q->settled, kept = q->nr_kept;
+	unsigned int before = q->unpublished, kept = q->nr_kept;
 
 	if (!list)
 		return;
-	q->settled = vhost_blk_finish_all(q, list, before);
+	q->unpublished = vhost_blk_finish_all(q, list, before);
 	vhost_blk_time_used(q, list);
-	q->stats.dropped += vhost_blk_put_all(list) - (q->settled - before) - (q->nr_kept - kept);
+	q->stats.dropped += vhost_blk_put_all(list) - (q->unpublished - before) - (q->nr_kept - kept);
 }
 
 /**

@@ -62,7 +62,7 @@ static int vhost_blk_drain(struct vhost_blk_queue *q, bool killable)
  * vhost_blk_drain_all - drain all requests that were taken so far
  * @blk: the device, whose queues may go on meanwhile
  *
- * Needs no IOTLB update for unreachable rings: see vhost_blk_settle().
+ * Needs no IOTLB update for unreachable rings: see vhost_blk_complete_unpublished().
  *
  * Return: 0; -EINTR if killed.
  */
@@ -197,13 +197,13 @@ static int vhost_blk_begin_stop(struct vhost_blk_queue *q, bool killable)
 }
 
 /*
- * Publishes settled entries if an IOTLB update has made the rings reachable. The update itself wakes
- * the worker only if the owner has read the question that it answers. Asks for missing entries.
+ * Publishes entries if an IOTLB update has made the rings reachable; otherwise sends a miss. The
+ * update itself wakes the worker only if the owner has read the miss that it answers.
  */
-static void vhost_blk_try_publish_settled(struct vhost_blk_queue *q)
+static void vhost_blk_try_publish_pending(struct vhost_blk_queue *q)
 {
-	if (q->settled && vhost_blk_rings_mapped(q))
-		vhost_blk_publish_settled(q);
+	if (q->unpublished && vhost_blk_rings_mapped(q))
+		vhost_blk_publish_pending(q);
 }
 
 /* Drains, and checks that all used entries are published: the position must be exact. */
@@ -217,10 +217,10 @@ static int vhost_blk_await_stop(struct vhost_blk_queue *q, bool killable)
 		return -EINTR;
 	/* An ioctl runs in the owner's address space. After the close no IOTLB entries come. */
 	if (killable)
-		vhost_blk_try_publish_settled(q);
+		vhost_blk_try_publish_pending(q);
 	else
-		vhost_blk_drop_settled(q);
-	err = q->settled ? -EAGAIN : 0;
+		vhost_blk_drop_pending(q);
+	err = q->unpublished ? -EAGAIN : 0;
 	mutex_unlock(&q->vq.mutex);
 	return err;
 }
@@ -231,8 +231,8 @@ static void vhost_blk_end_stop(struct vhost_blk_queue *q)
 	vhost_vq_set_backend(&q->vq, NULL);
 	vhost_blk_set_state(q, VHOST_BLK_STOPPED);
 	vhost_blk_free_reqs(q);
-	q->asked_rings = false;
-	q->asked_chain = false;
+	q->rings_miss_sent = false;
+	q->chain_miss_sent = false;
 	mutex_unlock(&q->vq.mutex);
 }
 
@@ -289,8 +289,8 @@ static int vhost_blk_start_locked(struct vhost_blk_queue *q, struct vhost_blk_ba
 		vhost_blk_free_reqs(q);
 		return err;
 	}
-	q->asked_rings = false;
-	q->asked_chain = false;
+	q->rings_miss_sent = false;
+	q->chain_miss_sent = false;
 	q->nr_kept = 0;
 	memset(q->poll, 0, sizeof(q->poll));
 	q->throttle.closed_until = 0;

@@ -32,19 +32,19 @@ unsigned int vhost_blk_batch_chosen(const struct vhost_blk_queue *q)
 }
 
 /**
- * vhost_blk_rings_mapped - whether the rings can be reached
+ * vhost_blk_rings_mapped - true if the rings can be reached
  * @q: the queue, which translates by an IOTLB; its vq.mutex is held
  *
- * Asks for one entry after each update only: each question stays in the kernel's memory until it is
- * answered, and a driver may kick without end.
+ * Sends one IOTLB miss per update: the vhost core keeps each miss until userspace answers it, and a
+ * driver can kick without limit.
  *
  * Return: true if the IOTLB has the rings.
  */
 bool vhost_blk_rings_mapped(struct vhost_blk_queue *q)
 {
-	if (!q->asked_rings)
-		q->asked_rings = !vq_meta_prefetch(&q->vq);
-	return !q->asked_rings;
+	if (!q->rings_miss_sent)
+		q->rings_miss_sent = !vq_meta_prefetch(&q->vq);
+	return !q->rings_miss_sent;
 }
 
 /**
@@ -59,16 +59,16 @@ void vhost_blk_iotlb_updated(struct vhost_blk *blk)
 
 	for (i = 0; i < blk->num_queues; i++) {
 		struct vhost_blk_queue *q = blk->queues + i;
-		bool asked;
+		bool sent;
 
 		if (!vhost_blk_runs(q))
 			continue;
 		mutex_lock(&q->vq.mutex);
-		asked = q->asked_rings || q->asked_chain;
-		q->asked_rings = false;
-		q->asked_chain = false;
+		sent = q->rings_miss_sent || q->chain_miss_sent;
+		q->rings_miss_sent = false;
+		q->chain_miss_sent = false;
 		mutex_unlock(&q->vq.mutex);
-		if (asked)
+		if (sent)
 			vhost_poll_queue(&q->vq.poll);
 	}
 }
@@ -76,11 +76,11 @@ void vhost_blk_iotlb_updated(struct vhost_blk *blk)
 static void vhost_blk_loop_begin(struct vhost_blk_queue *q, struct vhost_blk_run *run)
 {
 	WRITE_ONCE(q->looping, true);
-	run->blind = q->vq.iotlb && !vhost_blk_rings_mapped(q);
-	if (unlikely(run->blind))
-		vhost_blk_settle(q);
-	else if (unlikely(q->settled))
-		vhost_blk_publish_settled(q);
+	run->rings_unmapped = q->vq.iotlb && !vhost_blk_rings_mapped(q);
+	if (unlikely(run->rings_unmapped))
+		vhost_blk_complete_unpublished(q);
+	else if (unlikely(q->unpublished))
+		vhost_blk_publish_pending(q);
 }
 
 /* From here on a completion runs the loop again. */
@@ -93,7 +93,7 @@ static void vhost_blk_loop_end(struct vhost_blk_queue *q, struct vhost_blk_run *
 	/* Pairs with llist_add() in vhost_blk_end_io(). */
 	smp_mb();
 	/* Without the rings it would spin for polled I/O; a drain polls for it, too. */
-	if (!llist_empty(&q->done) || (!run->blind && !list_empty(&q->polled)))
+	if (!llist_empty(&q->done) || (!run->rings_unmapped && !list_empty(&q->polled)))
 		vhost_blk_queue_done(q);
 }
 
@@ -102,7 +102,7 @@ static bool vhost_blk_go_on(struct vhost_blk_queue *q, struct vhost_blk_run *run
 {
 	struct vhost_virtqueue *vq = &q->vq;
 
-	if (run->yield || run->blind)
+	if (run->yield || run->rings_unmapped)
 		return false;
 	vhost_blk_call_due(q);
 	if (run->ended || !llist_empty(&q->done))
@@ -141,7 +141,7 @@ static void vhost_blk_serve(struct vhost_blk_queue *q, bool kicked)
 	q->stats.kicks += kicked;
 	vhost_blk_loop_begin(q, &run);
 	do {
-		if (unlikely(run.blind))
+		if (unlikely(run.rings_unmapped))
 			break;
 		q->stats.turns++;
 		q->now_ns = local_clock();

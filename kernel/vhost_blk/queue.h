@@ -74,11 +74,10 @@ struct vhost_blk_polling {
  *	on it
  * @gen: generation of new requests; under vq.mutex, changed by drains only
  * @inflight: requests in flight by generation; changed under vq.mutex
- * @settled: used entries in vq.heads that wait until the rings can be reached; under vq.mutex; 0
+ * @unpublished: used entries in vq.heads that wait until the rings can be reached; under vq.mutex; 0
  *	while chains are taken
- * @asked_rings: the owner was asked for an IOTLB entry of the rings, and has sent none since; under
- *	vq.mutex
- * @asked_chain: the same for the next chain
+ * @rings_miss_sent: an IOTLB miss for the rings was sent since the last update; under vq.mutex
+ * @chain_miss_sent: the same for the next chain
  * @nr_kept: chains whose requests failed and halted the device; under vq.mutex
  * @kept: their heads
  * @drained: woken when a generation is empty
@@ -109,9 +108,9 @@ struct vhost_blk_queue {
 	bool crowded;
 	u8 gen;
 	unsigned int inflight[2];
-	unsigned int settled;
-	bool asked_rings;
-	bool asked_chain;
+	unsigned int unpublished;
+	bool rings_miss_sent;
+	bool chain_miss_sent;
 	unsigned int nr_kept;
 	u16 kept[VHOST_BLK_QUEUE_SIZE_MAX];
 	wait_queue_head_t drained;

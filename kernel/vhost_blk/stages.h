@@ -18,7 +18,7 @@ struct vhost_blk_run {
 	struct llist_node *ended;	/* finished requests that later turns publish */
 	bool yield;	/* other work of this worker is due; the queue is queued again */
 	bool stuck;	/* a completion, an IOTLB entry or a timer comes before the next chain */
-	bool blind;	/* the rings cannot be reached until an IOTLB entry comes */
+	bool rings_unmapped;	/* the rings cannot be reached until an IOTLB entry comes */
 };
 
 /* queue.c */
@@ -81,7 +81,7 @@ bool vhost_blk_wait_to_retry(const struct vhost_blk_req *req);
 void vhost_blk_end_io(struct vhost_blk_req *req, int error);
 void vhost_blk_queue_done(struct vhost_blk_queue *q);
 unsigned int vhost_blk_complete(struct vhost_blk_queue *q, struct vhost_blk_run *run);
-void vhost_blk_settle(struct vhost_blk_queue *q);
+void vhost_blk_complete_unpublished(struct vhost_blk_queue *q);
 void vhost_blk_orphan_work(struct work_struct *work);
 
 /* limit.c; see there. Without a limit the answer costs no call. */
@@ -159,8 +159,8 @@ void vhost_blk_request_failed(const struct vhost_blk_req *req);
 /* used.c */
 void vhost_blk_notify(struct vhost_blk_queue *q, unsigned int n);
 void vhost_blk_publish(struct vhost_blk_queue *q, unsigned int n);
-void vhost_blk_publish_settled(struct vhost_blk_queue *q);
-void vhost_blk_drop_settled(struct vhost_blk_queue *q);
+void vhost_blk_publish_pending(struct vhost_blk_queue *q);
+void vhost_blk_drop_pending(struct vhost_blk_queue *q);
 
 /* coalesce.c */
 bool vhost_blk_coalesce_chosen(const struct vhost_blk_queue *q);

@@ -71,21 +71,21 @@ void vhost_blk_publish(struct vhost_blk_queue *q, unsigned int n)
 }
 
 /**
- * vhost_blk_publish_settled - publish used entries of requests that ended without the rings
+ * vhost_blk_publish_pending - publish used entries of requests that ended without the rings
  * @q: the queue, whose rings can be reached; its vq.mutex is held in the owner's memory
  */
-void vhost_blk_publish_settled(struct vhost_blk_queue *q)
+void vhost_blk_publish_pending(struct vhost_blk_queue *q)
 {
-	vhost_blk_publish(q, q->settled);
-	q->settled = 0;
+	vhost_blk_publish(q, q->unpublished);
+	q->unpublished = 0;
 }
 
 /**
- * vhost_blk_drop_settled - drop settled entries: no more IOTLB entries will come
+ * vhost_blk_drop_pending - drop unpublished entries: no more IOTLB entries will come
  * @q: the queue; its vq.mutex is held
  */
-void vhost_blk_drop_settled(struct vhost_blk_queue *q)
+void vhost_blk_drop_pending(struct vhost_blk_queue *q)
 {
-	q->stats.dropped += q->settled;
-	q->settled = 0;
+	q->stats.dropped += q->unpublished;
+	q->unpublished = 0;
 }
