@@ -69,15 +69,15 @@ static void vhost_blk_add_page(struct vhost_blk_req *req, struct page *page, uns
 }
 
 /**
- * vhost_blk_suits_device - true if the device can use the buffers of an IN or OUT themselves
+ * vhost_blk_fits_device - true if the device can use the buffers of an IN or OUT themselves
  * @req: the request
  * @data: its buffers
  * @pages: set to the number of pages they touch; a small segment counts as a whole page
  *
  * Return: true if they are aligned for the device. The page cache accepts any alignment.
  */
-bool vhost_blk_suits_device(const struct vhost_blk_req *req, const struct iov_iter *data,
-			    unsigned int *pages)
+bool vhost_blk_fits_device(const struct vhost_blk_req *req, const struct iov_iter *data,
+			   unsigned int *pages)
 {
 	const struct iovec *iov = iter_iov(data);
 	size_t left = iov_iter_count(data);
@@ -249,20 +249,20 @@ static int vhost_blk_bounce(struct vhost_blk_req *req, struct iov_iter *data)
  * vhost_blk_map_data - find the pages of an IN or OUT
  * @req: the request; its bytes are not 0
  * @data: its buffers
- * @suits: the result of vhost_blk_suits_device()
+ * @fits: the result of vhost_blk_fits_device()
  * @pages: the number of pages by the same function
  *
  * Return: 0; -ENOMEM to try again; -EFAULT if a buffer is missing. On failure it holds nothing.
  */
-int vhost_blk_map_data(struct vhost_blk_req *req, struct iov_iter *data, bool suits,
+int vhost_blk_map_data(struct vhost_blk_req *req, struct iov_iter *data, bool fits,
 		       unsigned int pages)
 {
 	int err;
 
-	err = vhost_blk_reserve_vecs(req, suits ? pages : DIV_ROUND_UP(req->bytes, PAGE_SIZE));
+	err = vhost_blk_reserve_vecs(req, fits ? pages : DIV_ROUND_UP(req->bytes, PAGE_SIZE));
 	if (unlikely(err))
 		return err;
-	if (unlikely(!suits))
+	if (unlikely(!fits))
 		err = vhost_blk_bounce(req, data);
 	else if (!req->q->blk->pinned || !vhost_blk_look_up_pages(req, data))
 		err = vhost_blk_pin_pages(req, data);

@@ -65,15 +65,15 @@ static int vhost_blk_try_map_piece(struct vhost_blk_req *req)
 {
 	struct iov_iter piece = req->large->data;
 	unsigned int pages;
-	bool suits;
+	bool fits;
 	int err;
 
 	vhost_blk_enter_queue(req->q);
 	/* vhost_blk_submit() reads req->bytes before it releases vq.mutex. */
 	req->bytes = min_t(size_t, iov_iter_count(&piece), VHOST_BLK_PIECE_BYTES);
 	iov_iter_truncate(&piece, req->bytes);
-	suits = vhost_blk_suits_device(req, &piece, &pages);
-	err = vhost_blk_map_data(req, &piece, suits, pages);
+	fits = vhost_blk_fits_device(req, &piece, &pages);
+	err = vhost_blk_map_data(req, &piece, fits, pages);
 	if (err && err != -ENOMEM) {
 		req->refused = true;
 		req->q->stats.refused++;

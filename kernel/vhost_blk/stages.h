@@ -50,9 +50,9 @@ int vhost_blk_do_large(struct vhost_blk_req *req);
 
 /* data.c */
 void vhost_blk_save_iter(struct iov_iter *to, struct iovec *iov, const struct iov_iter *data);
-bool vhost_blk_suits_device(const struct vhost_blk_req *req, const struct iov_iter *data,
-			    unsigned int *pages);
-int vhost_blk_map_data(struct vhost_blk_req *req, struct iov_iter *data, bool suits,
+bool vhost_blk_fits_device(const struct vhost_blk_req *req, const struct iov_iter *data,
+			   unsigned int *pages);
+int vhost_blk_map_data(struct vhost_blk_req *req, struct iov_iter *data, bool fits,
 		       unsigned int pages);
 bool vhost_blk_copy_back(struct vhost_blk_req *req);
 void vhost_blk_unmap_data(struct vhost_blk_req *req);

@@ -83,7 +83,7 @@ static int vhost_blk_save_log(struct vhost_blk_req *req, const struct vhost_blk_
 static int vhost_blk_submit_rw(struct vhost_blk_req *req, struct iov_iter *data)
 {
 	unsigned int pages;
-	bool suits;
+	bool fits;
 	u64 bytes;
 	int err;
 
@@ -98,7 +98,7 @@ static int vhost_blk_submit_rw(struct vhost_blk_req *req, struct iov_iter *data)
 			return 0;
 		}
 	}
-	suits = vhost_blk_suits_device(req, data, &pages);
+	fits = vhost_blk_fits_device(req, data, &pages);
 	/* A large request has one piece in flight. */
 	bytes = (u64)min_t(unsigned int, pages, VHOST_BLK_PIECE_PAGES) * PAGE_SIZE;
 	if (unlikely(!vhost_blk_charge(req, &req->q->blk->inflight_bytes, bytes)))
@@ -107,7 +107,7 @@ static int vhost_blk_submit_rw(struct vhost_blk_req *req, struct iov_iter *data)
 		vhost_blk_time_submit(req);
 		return vhost_blk_submit_large(req, data);
 	}
-	err = vhost_blk_map_data(req, data, suits, pages);
+	err = vhost_blk_map_data(req, data, fits, pages);
 	if (unlikely(err))
 		return err;
 	vhost_blk_time_submit(req);
