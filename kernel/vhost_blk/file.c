@@ -13,7 +13,7 @@
 #include "stages.h"
 
 /* EINTR: a fatal signal to the worker's owner, not a fault of the request. */
-static bool vhost_blk_needs_patience(ssize_t result)
+static bool vhost_blk_must_defer(ssize_t result)
 {
 	return result == -EAGAIN || result == -EOPNOTSUPP || result == -EINTR || result == -ENOMEM;
 }
@@ -29,7 +29,7 @@ static void vhost_blk_file_end(struct vhost_blk_req *req, ssize_t result)
 	/* A part may be done; the workqueue repeats the whole request. */
 	if (result == req->bytes)
 		vhost_blk_end_io(req, 0);
-	else if (result >= 0 || vhost_blk_needs_patience(result))
+	else if (result >= 0 || vhost_blk_must_defer(result))
 		vhost_blk_defer(req);
 	else
 		vhost_blk_end_io(req, result);
@@ -55,7 +55,7 @@ static void vhost_blk_init_iocb(struct vhost_blk_req *req)
  * vfs_iocb_iter_write() without its kiocb_start_write(), which waits: see
  * vhost_blk_try_start_write().
  */
-static ssize_t vhost_blk_write_started(struct vhost_blk_req *req, struct iov_iter *iter)
+static ssize_t vhost_blk_iocb_write(struct vhost_blk_req *req, struct iov_iter *iter)
 {
 	struct file *file = req->be->file;
 	ssize_t result;
@@ -91,7 +91,7 @@ static bool vhost_blk_try_start_write(struct vhost_blk_req *req)
  * True if it would wait in spite of IOCB_NOWAIT: a file system may honour the flag until it has
  * copied the data, and then write it out and flush the disk (XFS).
  */
-static bool vhost_blk_waits(const struct vhost_blk_req *req)
+static bool vhost_blk_would_block(const struct vhost_blk_req *req)
 {
 	const struct vhost_blk_backend *be = req->be;
 
@@ -114,7 +114,7 @@ static ssize_t vhost_blk_begin_rw(struct vhost_blk_req *req, struct iov_iter *it
 	ssize_t result;
 
 	if (req->type == VIRTIO_BLK_T_OUT)
-		result = vhost_blk_write_started(req, iter);
+		result = vhost_blk_iocb_write(req, iter);
 	else
 		result = vfs_iocb_iter_read(req->be->file, &req->iocb, iter);
 	revert_creds(old_cred);
@@ -156,7 +156,7 @@ void vhost_blk_submit_file(struct vhost_blk_req *req)
 	ssize_t result;
 
 	vhost_blk_init_iocb(req);
-	if (vhost_blk_waits(req) ||
+	if (vhost_blk_would_block(req) ||
 	    (req->type == VIRTIO_BLK_T_OUT && !vhost_blk_try_start_write(req))) {
 		vhost_blk_defer(req);
 		return;
@@ -211,7 +211,7 @@ int vhost_blk_file_zero(struct vhost_blk_req *req, loff_t pos, loff_t len)
 
 	for (i = 0; i < ARRAY_SIZE(vecs); i++)
 		bvec_set_page(&vecs[i], ZERO_PAGE(0), PAGE_SIZE, 0);
-	while (len && !vhost_blk_given_up(req)) {
+	while (len && !vhost_blk_should_abort(req)) {
 		struct kiocb iocb = {
 			.ki_filp = file,
 			.ki_pos = pos,

@@ -87,7 +87,7 @@ static int vhost_blk_map_piece(struct vhost_blk_req *req)
 	int err;
 
 	while ((err = vhost_blk_try_map_piece(req)) == -ENOMEM) {
-		if (vhost_blk_given_up(req))
+		if (vhost_blk_should_abort(req))
 			return -EIO;
 		schedule_timeout_uninterruptible(VHOST_BLK_LARGE_INTERVAL);
 	}
@@ -110,7 +110,7 @@ static int vhost_blk_move_piece(struct vhost_blk_req *req)
 {
 	int err;
 
-	if (vhost_blk_given_up(req))
+	if (vhost_blk_should_abort(req))
 		return -EIO;
 	err = vhost_blk_map_piece(req);
 	if (err)

@@ -74,7 +74,7 @@ int vhost_blk_file_zero(struct vhost_blk_req *req, loff_t pos, loff_t len);
 /* workqueue.c */
 void vhost_blk_defer(struct vhost_blk_req *req);
 void vhost_blk_deferred_work(struct work_struct *work);
-bool vhost_blk_given_up(const struct vhost_blk_req *req);
+bool vhost_blk_should_abort(const struct vhost_blk_req *req);
 bool vhost_blk_wait_to_retry(const struct vhost_blk_req *req);
 
 /* completion.c */

@@ -70,12 +70,12 @@ static int vhost_blk_file_range(struct vhost_blk_req *req, u64 sector, u32 secto
 }
 
 /**
- * vhost_blk_given_up - true if a long request has lost its purpose
+ * vhost_blk_should_abort - true if a long request has lost its purpose
  * @req: the request
  *
  * Return: true if the device is being closed, or the storage was removed.
  */
-bool vhost_blk_given_up(const struct vhost_blk_req *req)
+bool vhost_blk_should_abort(const struct vhost_blk_req *req)
 {
 	return READ_ONCE(req->q->blk->closing) || READ_ONCE(req->be->dead);
 }
@@ -93,7 +93,7 @@ bool vhost_blk_wait_to_retry(const struct vhost_blk_req *req)
 {
 	if (!req->be->bdev && (req->durable || req->type == VIRTIO_BLK_T_FLUSH))
 		return false;
-	if (vhost_blk_given_up(req))
+	if (vhost_blk_should_abort(req))
 		return false;
 	schedule_timeout_uninterruptible(VHOST_BLK_RETRY_INTERVAL);
 	return true;
@@ -116,7 +116,7 @@ static int vhost_blk_do_range(struct vhost_blk_req *req, const struct vhost_blk_
 	while (left && !err) {
 		u32 part = min_t(u32, left, VHOST_BLK_RANGE_PIECE_SECTORS);
 
-		if (vhost_blk_given_up(req) || vhost_blk_check_writable(req))
+		if (vhost_blk_should_abort(req) || vhost_blk_check_writable(req))
 			return -EIO;
 		if (vhost_blk_skips_rest(req))
 			return 0;
