@@ -44,7 +44,7 @@ static bool vhost_blk_holds(const struct vhost_blk_queue *q, bool holds)
 {
 	u32 flags = READ_ONCE(q->blk->opt.flags);
 
-	/* A held call is polled for: see vhost_blk_hold_call(). */
+	/* A held call is polled for: see vhost_blk_wait_before_call(). */
 	if (!q->vq.busyloop_timeout)
 		return false;
 	if (flags & VHOST_BLK_OPT_COALESCE)
@@ -163,7 +163,7 @@ static void vhost_blk_look_at_window(struct vhost_blk_queue *q)
 
 /**
  * vhost_blk_coalesce_init - begin without coalescing
- * @q: the queue; its vq.mutex is held, or nobody knows it yet
+ * @q: the queue; its vq.mutex is held, or no other thread can reach it yet
  */
 void vhost_blk_coalesce_init(struct vhost_blk_queue *q)
 {
@@ -176,7 +176,8 @@ void vhost_blk_coalesce_init(struct vhost_blk_queue *q)
  * @q: the queue, whose rings can be reached; its vq.mutex is held by its worker
  * @n: requests that have been published
  *
- * A held call comes with a later one, at the latest when the loop ends: see vhost_blk_call_held().
+ * A held call comes with a later one, at the latest when the loop ends: see
+ * vhost_blk_send_held_call().
  */
 void vhost_blk_call_or_hold(struct vhost_blk_queue *q, unsigned int n)
 {
@@ -190,14 +191,14 @@ void vhost_blk_call_or_hold(struct vhost_blk_queue *q, unsigned int n)
 		q->stats.coalesced++;
 	c->held += n;
 	if (!q->looping || !vhost_blk_coalesces(q))
-		vhost_blk_call_held(q);
+		vhost_blk_send_held_call(q);
 }
 
 /**
- * vhost_blk_call_held - call the driver, if a call is held
+ * vhost_blk_send_held_call - call the driver, if a call is held
  * @q: the queue; its vq.mutex is held by its worker
  */
-void vhost_blk_call_held(struct vhost_blk_queue *q)
+void vhost_blk_send_held_call(struct vhost_blk_queue *q)
 {
 	struct vhost_blk_coalesce *c = &q->coalesce;
 
@@ -211,25 +212,25 @@ void vhost_blk_call_held(struct vhost_blk_queue *q)
 }
 
 /**
- * vhost_blk_call_due - call the driver, if a call has been held for long enough
+ * vhost_blk_send_due_call - call the driver, if a call has been held for long enough
  * @q: the queue; its vq.mutex is held by its worker
  */
-void vhost_blk_call_due(struct vhost_blk_queue *q)
+void vhost_blk_send_due_call(struct vhost_blk_queue *q)
 {
 	const struct vhost_blk_coalesce *c = &q->coalesce;
 
 	if (c->held && (c->held >= VHOST_BLK_HOLD_REQUESTS ||
 			local_clock() - c->held_since >= VHOST_BLK_HOLD_NS))
-		vhost_blk_call_held(q);
+		vhost_blk_send_held_call(q);
 }
 
 /**
- * vhost_blk_hold_call - wait a moment for more chains of the driver
+ * vhost_blk_wait_before_call - wait a moment for more chains of the driver
  * @q: the queue; its vq.mutex is held by its worker
  *
  * Return: true if there is work; false: no call is held any more.
  */
-bool vhost_blk_hold_call(struct vhost_blk_queue *q)
+bool vhost_blk_wait_before_call(struct vhost_blk_queue *q)
 {
 	u64 ns = 0;	/* is no poll */
 
@@ -237,6 +238,6 @@ bool vhost_blk_hold_call(struct vhost_blk_queue *q)
 		return false;
 	if (vhost_blk_spin(q, min(VHOST_BLK_HOLD_IDLE_US, q->vq.busyloop_timeout), &ns))
 		return true;
-	vhost_blk_call_held(q);
+	vhost_blk_send_held_call(q);
 	return false;
 }

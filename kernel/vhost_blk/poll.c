@@ -97,6 +97,6 @@ bool vhost_blk_poll_device(struct vhost_blk_queue *q)
 	u64 ns = 0;
 
 	/* The device may take long. */
-	vhost_blk_call_held(q);
+	vhost_blk_send_held_call(q);
 	return vhost_blk_spin(q, VHOST_BLK_DEVICE_POLL_US, &ns);
 }

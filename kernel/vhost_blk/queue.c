@@ -88,7 +88,7 @@ static void vhost_blk_loop_end(struct vhost_blk_queue *q, struct vhost_blk_run *
 {
 	while (unlikely(run->ended))
 		vhost_blk_complete(q, run);
-	vhost_blk_call_held(q);
+	vhost_blk_send_held_call(q);
 	WRITE_ONCE(q->looping, false);
 	/* Pairs with llist_add() in vhost_blk_end_io(). */
 	smp_mb();
@@ -104,7 +104,7 @@ static bool vhost_blk_go_on(struct vhost_blk_queue *q, struct vhost_blk_run *run
 
 	if (run->yield || run->rings_unmapped)
 		return false;
-	vhost_blk_call_due(q);
+	vhost_blk_send_due_call(q);
 	if (run->ended || !llist_empty(&q->done))
 		return true;
 	if (run->stuck || !vhost_blk_takes(q))
@@ -114,7 +114,7 @@ static bool vhost_blk_go_on(struct vhost_blk_queue *q, struct vhost_blk_run *run
 	vhost_blk_arrivals_look(q);
 	if (!vhost_vq_avail_empty(vq->dev, vq))
 		return true;
-	if (vhost_blk_hold_call(q))
+	if (vhost_blk_wait_before_call(q))
 		return true;
 	if (vhost_blk_poll_begin(q) && vhost_blk_poll_ring(q)) {
 		run->growing_batch = vhost_blk_first_batch(q);

@@ -166,9 +166,9 @@ void vhost_blk_drop_pending(struct vhost_blk_queue *q);
 bool vhost_blk_coalesce_chosen(const struct vhost_blk_queue *q);
 void vhost_blk_coalesce_init(struct vhost_blk_queue *q);
 void vhost_blk_call_or_hold(struct vhost_blk_queue *q, unsigned int n);
-void vhost_blk_call_held(struct vhost_blk_queue *q);
-void vhost_blk_call_due(struct vhost_blk_queue *q);
-bool vhost_blk_hold_call(struct vhost_blk_queue *q);
+void vhost_blk_send_held_call(struct vhost_blk_queue *q);
+void vhost_blk_send_due_call(struct vhost_blk_queue *q);
+bool vhost_blk_wait_before_call(struct vhost_blk_queue *q);
 
 /* inflight.c */
 void vhost_blk_region_take(struct vhost_blk_queue *q, unsigned int head);

@@ -22,7 +22,7 @@ static bool vhost_blk_charge(struct vhost_blk_req *req, atomic64_t *inflight, u6
 		 */
 		smp_store_mb(req->q->starved, true);
 		/* Before the subtraction; pairs with the subtraction in vhost_blk_uncharge(). */
-		smp_store_mb(blk->starving, true);
+		smp_store_mb(blk->any_starved, true);
 		if (atomic64_sub_return(bytes, inflight))
 			return false;
 		/* All other requests have finished: none would wake this queue. */
@@ -41,10 +41,10 @@ static void vhost_blk_uncharge(struct vhost_blk_req *req, atomic64_t *inflight)
 	/* A full barrier; pairs with smp_store_mb() in vhost_blk_charge(). */
 	atomic64_sub_return(req->charged, inflight);
 	req->charged = 0;
-	if (likely(!READ_ONCE(blk->starving)))
+	if (likely(!READ_ONCE(blk->any_starved)))
 		return;
 	/* A queue that starves after this sets it again. */
-	smp_store_mb(blk->starving, false);
+	smp_store_mb(blk->any_starved, false);
 	/* A queue that stops now keeps its worker until this section ends: see vhost_blk_stop(). */
 	rcu_read_lock();
 	for (i = 0; i < blk->num_queues; i++) {

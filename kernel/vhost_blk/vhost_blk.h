@@ -140,7 +140,7 @@ struct vhost_blk_queue;
  * @halted: no queue takes chains; changed under @failure_lock, set at any time, and cleared only
  *	while all queues are stopped. Read without a lock: a queue that misses it takes a batch more
  * @closing: the last file descriptor is gone; set once, so it is read without a lock
- * @starving: some queue waits for bytes in flight to go down; see vhost_blk_charge()
+ * @any_starved: some queue waits for bytes in flight to go down; see vhost_blk_charge()
  * @opt: options; changed under dev.mutex. Requests read fields without a lock; each decision reads a
  *	field once. The flags that must be the same for all requests in flight (IOPOLL, PIN_MEMORY)
  *	are changed only while all queues are paused
@@ -168,7 +168,7 @@ struct vhost_blk {
 	atomic64_t inflight_range_bytes;
 	bool halted;
 	bool closing;
-	bool starving;
+	bool any_starved;
 	struct vhost_blk_options opt;
 	struct vhost_blk_limit limit;
 	struct vhost_blk_timing timing;
