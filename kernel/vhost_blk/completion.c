@@ -20,7 +20,7 @@ void vhost_blk_end_io(struct vhost_blk_req *req, int error)
 	vhost_blk_time_end(req);
 	/*
 	 * After llist_add() the worker may free @req, and other tasks may stop the queue and free
-	 * the device. vhost_blk_stop() and vhost_blk_unmake_device() first wait for a grace period,
+	 * the device. vhost_blk_stop() and vhost_blk_destroy_device() first wait for a grace period,
 	 * and so for this section.
 	 */
 	rcu_read_lock();

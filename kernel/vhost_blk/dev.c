@@ -32,7 +32,7 @@ static int vhost_blk_set_num_queues(struct vhost_blk *blk, void __user *argp, si
 	int err;
 
 	err = vhost_blk_copy_arg(&num_queues, sizeof(num_queues), sizeof(num_queues), argp, given);
-	return err ?: vhost_blk_make_with(blk, num_queues);
+	return err ?: vhost_blk_create_device(blk, num_queues);
 }
 
 /* The queues read them one by one; they need not change together. */
@@ -245,7 +245,7 @@ static long vhost_blk_ioctl(struct file *file, unsigned int cmd, unsigned long a
 	err = vhost_blk_unlocked_ioctl(blk, cmd, argp);
 	if (err != -ENOIOCTLCMD)
 		return err;
-	err = vhost_blk_need_device(blk);
+	err = vhost_blk_ensure_device(blk);
 	if (err)
 		return err;
 	vhost_blk_stop_polling(blk);
@@ -266,7 +266,7 @@ static long vhost_blk_ioctl(struct file *file, unsigned int cmd, unsigned long a
 static ssize_t vhost_blk_read_iter(struct kiocb *iocb, struct iov_iter *to)
 {
 	struct vhost_blk *blk = iocb->ki_filp->private_data;
-	int err = vhost_blk_need_device(blk);
+	int err = vhost_blk_ensure_device(blk);
 
 	if (err)
 		return err;
@@ -304,7 +304,7 @@ static ssize_t vhost_blk_write_iter(struct kiocb *iocb, struct iov_iter *from)
 	struct vhost_blk *blk = iocb->ki_filp->private_data;
 	struct vhost_msg_v2 msg = {};
 	struct kvec vec = { .iov_base = &msg };
-	int err = vhost_blk_need_device(blk);
+	int err = vhost_blk_ensure_device(blk);
 	struct iov_iter copy;
 	ssize_t done;
 
@@ -329,7 +329,7 @@ static __poll_t vhost_blk_poll(struct file *file, poll_table *wait)
 {
 	struct vhost_blk *blk = file->private_data;
 
-	if (vhost_blk_need_device(blk))
+	if (vhost_blk_ensure_device(blk))
 		return EPOLLERR;
 	return vhost_chr_poll(file, &blk->dev, wait);
 }

@@ -85,7 +85,7 @@ int vhost_blk_get_info(struct vhost_blk *blk, void __user *argp)
 		.size = sizeof(info),
 		.option_flags = VHOST_BLK_OPTIONS,
 		.queues_max = VHOST_BLK_QUEUES_MAX,
-		/* Pairs with vhost_blk_make_device(). */
+		/* Pairs with vhost_blk_init_device(). */
 		.num_queues = smp_load_acquire(&blk->num_queues) ?: VHOST_BLK_QUEUES_MAX,
 		.queue_size_max = VHOST_BLK_QUEUE_SIZE_MAX,
 		.seg_max = VHOST_BLK_SEG_MAX,
@@ -139,7 +139,7 @@ int vhost_blk_get_oldest(struct vhost_blk *blk, void __user *argp)
 		return room;
 	if (get_user(oldest.index, &arg->index))
 		return -EFAULT;
-	/* Pairs with vhost_blk_make_device(). */
+	/* Pairs with vhost_blk_init_device(). */
 	if (!smp_load_acquire(&blk->num_queues))
 		return -ENOBUFS;
 	q = vhost_blk_queue_at(blk, oldest.index);
@@ -210,7 +210,7 @@ static void vhost_blk_show_queue(struct seq_file *m, struct vhost_blk_queue *q)
 void vhost_blk_show_fdinfo(struct seq_file *m, struct file *file)
 {
 	struct vhost_blk *blk = file->private_data;
-	/* Pairs with vhost_blk_make_device(). */
+	/* Pairs with vhost_blk_init_device(). */
 	unsigned int i, num_queues = smp_load_acquire(&blk->num_queues);
 	struct vhost_blk_backend *be;
 

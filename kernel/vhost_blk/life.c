@@ -10,12 +10,12 @@
 #include "backend.h"
 #include "queue.h"
 
-/* The vhost core's part has a fixed number of queues: made when that number is known. */
-static int vhost_blk_make_device(struct vhost_blk *blk, unsigned int num_queues)
+/* The vhost core's part has a fixed number of queues: created when that number is known. */
+static int vhost_blk_init_device(struct vhost_blk *blk, unsigned int num_queues)
 {
 	unsigned int i;
 
-	lockdep_assert_held(&blk->make_mutex);
+	lockdep_assert_held(&blk->create_mutex);
 	blk->queues = kvcalloc(num_queues, sizeof(*blk->queues), GFP_KERNEL_ACCOUNT);
 	if (!blk->queues)
 		return -ENOMEM;
@@ -33,41 +33,41 @@ static int vhost_blk_make_device(struct vhost_blk *blk, unsigned int num_queues)
 }
 
 /**
- * vhost_blk_need_device - make the device with all queues, unless it exists
+ * vhost_blk_ensure_device - create the device with all queues, unless it exists
  * @blk: the device
  *
  * Return: 0; -ENOMEM.
  */
-int vhost_blk_need_device(struct vhost_blk *blk)
+int vhost_blk_ensure_device(struct vhost_blk *blk)
 {
 	int err = 0;
 
-	/* Pairs with vhost_blk_make_device(). */
+	/* Pairs with vhost_blk_init_device(). */
 	if (likely(smp_load_acquire(&blk->num_queues)))
 		return 0;
-	mutex_lock(&blk->make_mutex);
+	mutex_lock(&blk->create_mutex);
 	if (!blk->num_queues)
-		err = vhost_blk_make_device(blk, VHOST_BLK_QUEUES_MAX);
-	mutex_unlock(&blk->make_mutex);
+		err = vhost_blk_init_device(blk, VHOST_BLK_QUEUES_MAX);
+	mutex_unlock(&blk->create_mutex);
 	return err;
 }
 
 /**
- * vhost_blk_make_with - make the device with a number of queues
+ * vhost_blk_create_device - create the device with a number of queues
  * @blk: the device
  * @num_queues: the number
  *
  * Return: 0; -EINVAL; -EBUSY if it exists; -ENOMEM.
  */
-int vhost_blk_make_with(struct vhost_blk *blk, u32 num_queues)
+int vhost_blk_create_device(struct vhost_blk *blk, u32 num_queues)
 {
 	int err;
 
 	if (!num_queues || num_queues > VHOST_BLK_QUEUES_MAX)
 		return -EINVAL;
-	mutex_lock(&blk->make_mutex);
-	err = blk->num_queues ? -EBUSY : vhost_blk_make_device(blk, num_queues);
-	mutex_unlock(&blk->make_mutex);
+	mutex_lock(&blk->create_mutex);
+	err = blk->num_queues ? -EBUSY : vhost_blk_init_device(blk, num_queues);
+	mutex_unlock(&blk->create_mutex);
 	return err;
 }
 
@@ -94,7 +94,7 @@ int vhost_blk_open(struct inode *inode, struct file *file)
 		kvfree(blk);
 		return err;
 	}
-	mutex_init(&blk->make_mutex);
+	mutex_init(&blk->create_mutex);
 	mutex_init(&blk->backend_mutex);
 	spin_lock_init(&blk->serial_lock);
 	spin_lock_init(&blk->failure_lock);
@@ -103,7 +103,7 @@ int vhost_blk_open(struct inode *inode, struct file *file)
 	return 0;
 }
 
-static void vhost_blk_unmake_device(struct vhost_blk *blk)
+static void vhost_blk_destroy_device(struct vhost_blk *blk)
 {
 	WRITE_ONCE(blk->closing, true);
 	vhost_blk_stop_polling(blk);
@@ -122,10 +122,10 @@ static void vhost_blk_unmake_device(struct vhost_blk *blk)
 	kvfree(blk->queues);
 }
 
-static void vhost_blk_unmake(struct vhost_blk *blk)
+static void vhost_blk_destroy(struct vhost_blk *blk)
 {
 	if (blk->num_queues)
-		vhost_blk_unmake_device(blk);
+		vhost_blk_destroy_device(blk);
 	vhost_blk_set_failure_event(blk, VHOST_FILE_UNBIND);
 	vhost_blk_timing_free(blk);
 	kvfree(blk);
@@ -133,7 +133,7 @@ static void vhost_blk_unmake(struct vhost_blk *blk)
 
 static void vhost_blk_close_work(struct work_struct *work)
 {
-	vhost_blk_unmake(container_of(work, struct vhost_blk, close_work));
+	vhost_blk_destroy(container_of(work, struct vhost_blk, close_work));
 	/* The exit of the module waits for the end of this function. */
 	module_put(THIS_MODULE);
 }
@@ -151,7 +151,7 @@ static int vhost_blk_end(struct inode *inode, struct file *file)
 		INIT_WORK(&blk->close_work, vhost_blk_close_work);
 		queue_work(vhost_blk_wait_wq, &blk->close_work);
 	} else {
-		vhost_blk_unmake(blk);
+		vhost_blk_destroy(blk);
 	}
 	return 0;
 }
@@ -166,9 +166,8 @@ static const struct file_operations vhost_blk_end_fops = {
  * @inode: its node
  * @file: the file
  *
- * A task that exits closes all its files before it waits here: the release of a further file comes
- * after those that are queued in the task. The storage, or the guest's memory, may need the end of
- * one of them: a file of a FUSE server in this task, or a userfaultfd.
+ * fput() queues the release of end_file behind the other files of an exiting task. These close
+ * before this one waits for storage that may need their release (a FUSE server, a userfaultfd).
  *
  * Return: 0.
  */

@@ -126,7 +126,7 @@ struct vhost_blk_queue;
 
 /**
  * struct vhost_blk - an open /dev/vhost-blk
- * @make_mutex: the device is made under it, once
+ * @create_mutex: the device is created under it, once
  * @num_queues: number of queues; 0: only this structure exists yet
  * @dev: the vhost core's part
  * @vqs: its array of the queues
@@ -156,7 +156,7 @@ struct vhost_blk_queue;
  * @close_work: the end of the device, if a kernel thread closes that file
  */
 struct vhost_blk {
-	struct mutex make_mutex;
+	struct mutex create_mutex;
 	unsigned int num_queues;
 	struct vhost_dev dev;
 	struct vhost_virtqueue *vqs[VHOST_BLK_QUEUES_MAX];
@@ -194,8 +194,8 @@ static inline void vhost_blk_allow_polling(struct vhost_blk *blk)
 }
 
 /* life.c */
-int vhost_blk_need_device(struct vhost_blk *blk);
-int vhost_blk_make_with(struct vhost_blk *blk, u32 num_queues);
+int vhost_blk_ensure_device(struct vhost_blk *blk);
+int vhost_blk_create_device(struct vhost_blk *blk, u32 num_queues);
 int vhost_blk_open(struct inode *inode, struct file *file);
 int vhost_blk_close(struct inode *inode, struct file *file);
 
