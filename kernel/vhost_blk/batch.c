@@ -74,7 +74,10 @@ void vhost_blk_submit_batch(struct vhost_blk_queue *q, struct vhost_blk_run *run
 		}
 		/* Queues the kick handler again if it returns true. */
 		run->yield = vhost_exceeds_weight(&q->vq, ++run->chains, run->bytes);
-		/* It slept for a tag, and the next one may, too: waiters of vq.mutex go first. */
+		/*
+		 * The worker slept, probably for a tag. Yield: waiters of vq.mutex must not wait
+		 * for the next sleep too.
+		 */
 		if (unlikely(current->nvcsw != sleeps) && !run->yield) {
 			vhost_poll_queue(&q->vq.poll);
 			run->yield = true;

@@ -173,7 +173,7 @@ static void vhost_blk_log_dirty(struct vhost_blk_req *req)
 
 /*
  * Ends one request. Returns true, and the length of its used entry, if it may be published. It may
- * not if a fatal signal to its owner prevented a write; the ring's next server replays it.
+ * not if a fatal signal to its owner prevented a write; the next daemon replays it.
  */
 static bool vhost_blk_finish(struct vhost_blk_req *req, u32 *written)
 {

@@ -153,7 +153,7 @@ static int vhost_blk_pin_range(struct vhost_blk_req *req, unsigned long addr, si
 	return 0;
 }
 
-/* By the addresses themselves: iov_iter_extract_pages() ends in the same call. */
+/* Pins by address: iov_iter_extract_pages() would end in the same call. */
 static int vhost_blk_pin_pages(struct vhost_blk_req *req, const struct iov_iter *data)
 {
 	const struct iovec *iov = iter_iov(data);

@@ -9,7 +9,7 @@
  */
 #include "stages.h"
 
-/* Killable: a worker that waits for a tag of the disk holds vq.mutex as long. */
+/* Killable, because a worker that waits for a tag holds vq.mutex for that time. */
 static int vhost_blk_lock_queue(struct vhost_blk_queue *q, bool killable)
 {
 	if (killable)

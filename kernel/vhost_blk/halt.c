@@ -58,7 +58,7 @@ static void vhost_blk_halt_by(const struct vhost_blk_req *req)
  * A failed flush is never kept: another one would not write the lost data, and succeed.
  *
  * Return: true if the driver must not see it, because its queue keeps it, or because the device is
- * being closed: the ring's next server replays it then.
+ * being closed: the next daemon replays it then.
  */
 bool vhost_blk_handle_failure(struct vhost_blk_req *req)
 {

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
  * The in-flight region: a structure of the vhost-user protocol ("inflight split") in the owner's
- * memory. It tells the ring's next server which chains were taken and not used when this owner
- * died. A write to it that fails harms only the owner.
+ * memory. It tells the next daemon which chains were taken and not used when this owner died. A
+ * write to it that fails harms only the owner.
  *
  * A batch of completions is recorded in four steps, so that the used chains are known at any
  * moment: link the batch and point last_batch_head at it; publish used.idx; clear the marks; copy
  * used.idx to the region.
+ *
+ * The barriers order stores for the next daemon. It reads the region after this owner has ended, and
+ * so needs no barrier.
  */
 #include "stages.h"
 
@@ -38,7 +41,7 @@ void vhost_blk_region_take(struct vhost_blk_queue *q, unsigned int head)
 	if (likely(!region))
 		return;
 	put_user(++q->region.counter, &region->desc[head].counter);
-	/* The number is visible before the mark; pairs with the owner's successor. */
+	/* The number is visible before the mark. */
 	smp_wmb();
 	put_user(1, &region->desc[head].inflight);
 }
@@ -79,7 +82,7 @@ void vhost_blk_region_batch(struct vhost_blk_queue *q, unsigned int count)
 		last = vhost_blk_head_of(q, n);
 	}
 	put_user(last, &region->last_batch_head);
-	/* The batch is visible before used.idx; pairs with the owner's successor. */
+	/* The batch is visible before used.idx. */
 	smp_wmb();
 }
 
@@ -95,11 +98,11 @@ void vhost_blk_region_used(struct vhost_blk_queue *q, unsigned int count)
 
 	if (likely(!region))
 		return;
-	/* used.idx is visible before a mark is cleared; pairs with the owner's successor. */
+	/* used.idx is visible before a mark is cleared. */
 	smp_wmb();
 	for (n = 0; n < count; n++)
 		put_user(0, &region->desc[vhost_blk_head_of(q, n)].inflight);
-	/* The marks are clear before the indices agree; pairs with the owner's successor. */
+	/* The marks are clear before the indices agree. */
 	smp_wmb();
 	put_user(q->vq.last_used_idx, &region->used_idx);
 }

@@ -17,11 +17,14 @@ static bool vhost_blk_charge(struct vhost_blk_req *req, atomic64_t *inflight, u6
 
 	if (unlikely(total > READ_ONCE(vhost_blk_inflight_max) && total != bytes)) {
 		/*
-		 * One that clears starving after this sees starved; pairs with smp_store_mb() in
-		 * vhost_blk_uncharge().
+		 * A task that clears blk->any_starved also sees q->starved. Pairs with
+		 * smp_store_mb() in vhost_blk_uncharge().
 		 */
 		smp_store_mb(req->q->starved, true);
-		/* Before the subtraction; pairs with the subtraction in vhost_blk_uncharge(). */
+		/*
+		 * Store any_starved before the subtraction. Pairs with atomic64_sub_return() in
+		 * vhost_blk_uncharge().
+		 */
 		smp_store_mb(blk->any_starved, true);
 		if (atomic64_sub_return(bytes, inflight))
 			return false;
@@ -38,7 +41,7 @@ static void vhost_blk_uncharge(struct vhost_blk_req *req, atomic64_t *inflight)
 	struct vhost_blk *blk = req->q->blk;
 	unsigned int i;
 
-	/* A full barrier; pairs with smp_store_mb() in vhost_blk_charge(). */
+	/* A full barrier. Pairs with smp_store_mb() in vhost_blk_charge(). */
 	atomic64_sub_return(req->charged, inflight);
 	req->charged = 0;
 	if (likely(!READ_ONCE(blk->any_starved)))
@@ -119,8 +122,8 @@ static int vhost_blk_submit_rw(struct vhost_blk_req *req, struct iov_iter *data)
 }
 
 /*
- * Waits in the ring while many bytes are being zeroed: a stop waits for those. They count apart from
- * data, which a long command would keep waiting in the rings of all queues.
+ * Bounds the bytes being zeroed, because a stop waits for them. They have their own counter, so that
+ * a long command does not delay reads and writes.
  */
 static int vhost_blk_submit_zeroes(struct vhost_blk_req *req)
 {
@@ -281,7 +284,7 @@ int vhost_blk_submit(struct vhost_blk_queue *q, const struct vhost_blk_chain *ch
 			vhost_blk_limit_took(q, moved);
 		return 1;
 	}
-	/* The owner is being killed; the ring's next server replays it. */
+	/* The owner is being killed; the next daemon replays it. */
 	if (err == -ENOMEM || fatal_signal_pending(current))
 		err = vhost_blk_try_later(q);
 	if (err == -EAGAIN) {
