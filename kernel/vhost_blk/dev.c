@@ -64,7 +64,7 @@ static bool vhost_blk_options_agree(const struct vhost_blk_options *opt)
 static int vhost_blk_set_options(struct vhost_blk *blk, void __user *argp)
 {
 	struct vhost_blk_options opt;
-	bool pin, pinned = blk->pinned, quiet;
+	bool pin, pinned = blk->pinned, must_pause;
 	int err = vhost_blk_copy_sized(&opt, sizeof(opt),
 				       offsetofend(struct vhost_blk_options, flags), argp);
 
@@ -76,8 +76,8 @@ static int vhost_blk_set_options(struct vhost_blk *blk, void __user *argp)
 
 	pin = opt.flags & VHOST_BLK_OPT_PIN_MEMORY;
 	/* Unpolled requests may wait for the tags of polled ones: never mix them. */
-	quiet = pin != pinned || (opt.flags ^ blk->opt.flags) & VHOST_BLK_OPT_IOPOLL;
-	err = quiet ? vhost_blk_pause_all(blk) : 0;
+	must_pause = pin != pinned || (opt.flags ^ blk->opt.flags) & VHOST_BLK_OPT_IOPOLL;
+	err = must_pause ? vhost_blk_pause_all(blk) : 0;
 	if (err)
 		return err;
 	if (pin && !pinned)
@@ -86,7 +86,7 @@ static int vhost_blk_set_options(struct vhost_blk *blk, void __user *argp)
 		vhost_blk_unpin_memory(blk);
 	if (!err)
 		vhost_blk_take_options(blk, &opt);
-	if (quiet)
+	if (must_pause)
 		vhost_blk_resume_all(blk);
 	return err;
 }
@@ -128,8 +128,11 @@ static int vhost_blk_take_trace(struct vhost_blk *blk, void __user *argp)
 	return err ?: vhost_blk_set_trace(blk, &trace);
 }
 
-/* Our own ioctls, for the owner only. */
-static long vhost_blk_owner_ioctl(struct vhost_blk *blk, unsigned int cmd, void __user *argp)
+/*
+ * Our own ioctls, for the owner only. By number: the size of a structure is part of its ioctl's code,
+ * and may grow. An unknown number gets -ENOTTY from any task, so each case looks at the owner check.
+ */
+static long vhost_blk_own_ioctl(struct vhost_blk *blk, unsigned int cmd, void __user *argp)
 {
 	union {
 		struct vhost_vring_file file;
@@ -141,45 +144,30 @@ static long vhost_blk_owner_ioctl(struct vhost_blk *blk, unsigned int cmd, void 
 	size_t given = _IOC_SIZE(cmd);
 	long err = vhost_dev_check_owner(&blk->dev);
 
-	if (err)
-		return err;
 	switch (_IOC_NR(cmd)) {
 	case _IOC_NR(VHOST_BLK_SET_BACKEND):
-		err = vhost_blk_copy_arg(&arg, sizeof(arg.file), sizeof(arg.file), argp, given);
+		err = err ?: vhost_blk_copy_arg(&arg, sizeof(arg.file), sizeof(arg.file), argp,
+						given);
 		return err ?: vhost_blk_set_backend(blk, &arg.file);
 	case _IOC_NR(VHOST_BLK_SET_QUEUE):
-		err = vhost_blk_copy_arg(&arg, sizeof(arg.state), sizeof(arg.state), argp, given);
+		err = err ?: vhost_blk_copy_arg(&arg, sizeof(arg.state), sizeof(arg.state), argp,
+						given);
 		return err ?: vhost_blk_set_queue(blk, &arg.state);
 	case _IOC_NR(VHOST_BLK_SET_INFLIGHT):
-		err = vhost_blk_copy_arg(&arg, sizeof(arg.inflight), sizeof(arg.inflight), argp,
-					 given);
+		err = err ?: vhost_blk_copy_arg(&arg, sizeof(arg.inflight), sizeof(arg.inflight),
+						argp, given);
 		return err ?: vhost_blk_set_region(blk, &arg.inflight);
 	case _IOC_NR(VHOST_BLK_SET_FAILURE_EVENT):
-		err = vhost_blk_copy_arg(&arg, sizeof(arg.fd), sizeof(arg.fd), argp, given);
+		err = err ?: vhost_blk_copy_arg(&arg, sizeof(arg.fd), sizeof(arg.fd), argp, given);
 		return err ?: vhost_blk_set_failure_event(blk, arg.fd);
 	case _IOC_NR(VHOST_BLK_SET_OPTIONS):
-		return vhost_blk_set_options(blk, argp);
+		return err ?: vhost_blk_set_options(blk, argp);
 	case _IOC_NR(VHOST_BLK_GET_KEPT):
-		return vhost_blk_get_kept(blk, argp);
+		return err ?: vhost_blk_get_kept(blk, argp);
 	case _IOC_NR(VHOST_BLK_SHARE_LIMITS):
-		err = vhost_blk_copy_arg(&arg, sizeof(arg.share), sizeof(arg.share), argp, given);
+		err = err ?: vhost_blk_copy_arg(&arg, sizeof(arg.share), sizeof(arg.share), argp,
+						given);
 		return err ?: vhost_blk_share_limits(blk, &arg.share);
-	}
-	return -ENOTTY;
-}
-
-/* By number: the size of a structure is part of its ioctl's code, and may grow. */
-static long vhost_blk_own_ioctl(struct vhost_blk *blk, unsigned int cmd, void __user *argp)
-{
-	switch (_IOC_NR(cmd)) {
-	case _IOC_NR(VHOST_BLK_SET_BACKEND):
-	case _IOC_NR(VHOST_BLK_SET_QUEUE):
-	case _IOC_NR(VHOST_BLK_SET_INFLIGHT):
-	case _IOC_NR(VHOST_BLK_SET_OPTIONS):
-	case _IOC_NR(VHOST_BLK_SET_FAILURE_EVENT):
-	case _IOC_NR(VHOST_BLK_GET_KEPT):
-	case _IOC_NR(VHOST_BLK_SHARE_LIMITS):
-		return vhost_blk_owner_ioctl(blk, cmd, argp);
 	}
 	return -ENOTTY;
 }
