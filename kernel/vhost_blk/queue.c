@@ -102,7 +102,7 @@ static bool vhost_blk_go_on(struct vhost_blk_queue *q, struct vhost_blk_run *run
 {
 	struct vhost_virtqueue *vq = &q->vq;
 
-	if (run->yield || run->rings_unmapped)
+	if (run->yield)
 		return false;
 	vhost_blk_send_due_call(q);
 	if (run->ended || !llist_empty(&q->done))
@@ -140,19 +140,19 @@ static void vhost_blk_serve(struct vhost_blk_queue *q, bool kicked)
 	run.growing_batch = vhost_blk_first_batch(q);
 	q->stats.kicks += kicked;
 	vhost_blk_loop_begin(q, &run);
-	do {
-		if (unlikely(run.rings_unmapped))
-			break;
-		q->stats.turns++;
-		q->now_ns = local_clock();
-		run.stuck = false;
-		run.batch_size = vhost_blk_batch_limit(q);
-		vhost_blk_submit_batch(q, &run);		/* 1 chain, 2 request, 3 submit */
-		if (!list_empty(&q->polled))
-			vhost_blk_poll_bdev(q);
-		if (vhost_blk_complete(q, &run))	/* 4 completion, 5 used, 6 notify */
-			run.stuck = false;	/* its resources may be the missing ones */
-	} while (vhost_blk_go_on(q, &run));
+	if (likely(!run.rings_unmapped)) {
+		do {
+			q->stats.turns++;
+			q->now_ns = local_clock();
+			run.stuck = false;
+			run.batch_size = vhost_blk_batch_limit(q);
+			vhost_blk_submit_batch(q, &run);	/* 1 chain, 2 request, 3 submit */
+			if (!list_empty(&q->polled))
+				vhost_blk_poll_bdev(q);
+			if (vhost_blk_complete(q, &run))	/* 4 completion, 5 used, 6 notify */
+				run.stuck = false;	/* its resources may be the missing ones */
+		} while (vhost_blk_go_on(q, &run));
+	}
 	vhost_blk_loop_end(q, &run);
 	mutex_unlock(&q->vq.mutex);
 }
