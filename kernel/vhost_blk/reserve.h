@@ -39,6 +39,6 @@ void vhost_blk_free(struct vhost_blk_req *req, const void *memory);
 struct page *vhost_blk_alloc_page(struct vhost_blk_queue *q);
 void vhost_blk_keep_pages(struct vhost_blk_req *req);
 void vhost_blk_drop_pages(struct vhost_blk_queue *q);
-int vhost_blk_try_later(struct vhost_blk_queue *q);
+void vhost_blk_try_later(struct vhost_blk_queue *q);
 
 #endif /* _VHOST_BLK_RESERVE_H */

@@ -284,9 +284,11 @@ int vhost_blk_submit(struct vhost_blk_queue *q, const struct vhost_blk_chain *ch
 			vhost_blk_limit_took(q, moved);
 		return 1;
 	}
-	/* The owner is being killed; the next daemon replays it. */
-	if (err == -ENOMEM || fatal_signal_pending(current))
-		err = vhost_blk_try_later(q);
+	/* After a fatal signal to the owner the next daemon replays it. */
+	if (err == -ENOMEM || fatal_signal_pending(current)) {
+		vhost_blk_try_later(q);
+		err = -EAGAIN;
+	}
 	if (err == -EAGAIN) {
 		vhost_blk_region_untake(q, chain->head);
 		vhost_blk_release(req);
