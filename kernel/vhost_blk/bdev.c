@@ -122,10 +122,18 @@ void vhost_blk_poll_bdev(struct vhost_blk_queue *q)
 			list_del_init(&req->polled);
 			continue;
 		}
+		/*
+		 * A multipath driver sets bi_bdev to a path, which may be removed when the bio has
+		 * ended: RCU keeps it until bio_poll() has its queue.
+		 */
+		rcu_read_lock();
 		/* A bio that was merged into another one, or split, has no cookie. */
-		if (READ_ONCE(req->bio.bi_cookie) == BLK_QC_T_NONE)
+		if (READ_ONCE(req->bio.bi_cookie) == BLK_QC_T_NONE) {
+			rcu_read_unlock();
 			continue;
+		}
 		bio_poll(&req->bio, &iob, BLK_POLL_ONESHOT);
+		rcu_read_unlock();
 		/* Set by the first completion that waits in the batch. */
 		if (iob.complete)
 			iob.complete(&iob);

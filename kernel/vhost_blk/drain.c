@@ -18,6 +18,20 @@ static int vhost_blk_lock_queue(struct vhost_blk_queue *q, bool killable)
 	return 0;
 }
 
+/*
+ * Waits for a moment. The task may be frozen, because the worker that completes the requests is
+ * frozen at the same time. The lock that it holds, dev.mutex, is one of the same process.
+ */
+static long vhost_blk_wait_gen_killable(struct vhost_blk_queue *q, u8 gen)
+{
+	const unsigned int state = TASK_KILLABLE | TASK_FREEZABLE_UNSAFE;
+
+	might_sleep();
+	return ___wait_event(q->drained, ___wait_cond_timeout(vhost_blk_gen_empty(q, gen)),
+			     state, 0, VHOST_BLK_POLL_INTERVAL,
+			     __ret = schedule_timeout(__ret));
+}
+
 /* Waits until a generation is empty. Polls for polled I/O, because the worker may be gone. */
 static int vhost_blk_wait_gen(struct vhost_blk_queue *q, u8 gen, bool killable)
 {
@@ -25,9 +39,7 @@ static int vhost_blk_wait_gen(struct vhost_blk_queue *q, u8 gen, bool killable)
 
 	while (!vhost_blk_gen_empty(q, gen)) {
 		if (killable)
-			left = wait_event_killable_timeout(q->drained,
-							   vhost_blk_gen_empty(q, gen),
-							   VHOST_BLK_POLL_INTERVAL);
+			left = vhost_blk_wait_gen_killable(q, gen);
 		else
 			left = wait_event_timeout(q->drained, vhost_blk_gen_empty(q, gen),
 						  VHOST_BLK_POLL_INTERVAL);
@@ -112,8 +124,12 @@ static void vhost_blk_resume(struct vhost_blk_queue *q)
 {
 	bool paused;
 
-	/* Short, also after SIGKILL: the worker of a paused queue waits for no tag. */
-	mutex_lock(&q->vq.mutex);
+	/*
+	 * A large request, or a worker that completes one, holds vq.mutex while it waits for memory
+	 * of the owner, which may need the owner's end (a userfaultfd). The queue stays PAUSED then.
+	 */
+	if (vhost_blk_lock_queue(q, true))
+		return;
 	paused = q->state == VHOST_BLK_PAUSED;
 	if (paused)
 		vhost_blk_set_state(q, VHOST_BLK_RUNNING);
@@ -126,6 +142,8 @@ static void vhost_blk_resume(struct vhost_blk_queue *q)
 /**
  * vhost_blk_resume_all - undo vhost_blk_pause_all(); runs the loop of each queue
  * @blk: the device
+ *
+ * A queue may stay PAUSED after SIGKILL, until the close.
  */
 void vhost_blk_resume_all(struct vhost_blk *blk)
 {
@@ -291,6 +309,7 @@ static int vhost_blk_start_locked(struct vhost_blk_queue *q, struct vhost_blk_ba
 	}
 	q->rings_miss_sent = false;
 	q->chain_miss_sent = false;
+	q->used_broken = false;
 	q->nr_kept = 0;
 	memset(q->poll, 0, sizeof(q->poll));
 	q->throttle.closed_until = 0;

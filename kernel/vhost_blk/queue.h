@@ -70,6 +70,7 @@ struct vhost_blk_polling {
  *	read it in any context, without a lock: see vhost_blk_end_io()
  * @starved: waits for bytes in flight of other queues, which clear it without this queue's lock:
  *	see vhost_blk_charge()
+ * @used_broken: a publication has failed: none follows until the next start
  * @crowded: the last call made another task wait for this CPU; only the size of batches depends
  *	on it
  * @gen: generation of new requests; under vq.mutex, changed by drains only
@@ -105,6 +106,7 @@ struct vhost_blk_queue {
 	enum vhost_blk_state state;
 	bool looping;
 	bool starved;
+	bool used_broken;
 	bool crowded;
 	u8 gen;
 	unsigned int inflight[2];

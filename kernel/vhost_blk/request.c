@@ -194,6 +194,9 @@ static int vhost_blk_parse_ranges(struct vhost_blk_req *req, struct iov_iter *da
 		if (!copy_from_iter_full(&wire, sizeof(wire), data))
 			return -EIO;
 		err = vhost_blk_parse_range(req, &req->ranges[i], &wire, limit);
+		/* The reason of a halt has the bytes of a request that the storage lacks, too. */
+		if (req->cut_off)
+			req->nr_ranges = i + 1;
 		if (err)
 			return err;
 	}

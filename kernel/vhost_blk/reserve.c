@@ -162,11 +162,10 @@ void vhost_blk_drop_pages(struct vhost_blk_queue *q)
 
 /**
  * vhost_blk_try_later - make the queue try again
- * @q: the queue; the request that could not be started counts as in flight
+ * @q: the queue
  */
 void vhost_blk_try_later(struct vhost_blk_queue *q)
 {
-	if (vhost_blk_inflight(q) == 1)
-		queue_delayed_work(vhost_blk_system_wq, &q->reserve.retry_work,
-				   VHOST_BLK_RESERVE_INTERVAL);
+	/* Also beside others in flight: one of them may take minutes. */
+	queue_delayed_work(vhost_blk_system_wq, &q->reserve.retry_work, VHOST_BLK_RESERVE_INTERVAL);
 }

@@ -58,16 +58,26 @@ void vhost_blk_publish(struct vhost_blk_queue *q, unsigned int n)
 {
 	struct vhost_virtqueue *vq = &q->vq;
 
+	if (unlikely(q->used_broken))
+		goto dropped;
 	vhost_blk_region_batch(q, n);
 	if (unlikely(vhost_blk_add_used(vq, vq->heads, n))) {
+		/*
+		 * The core may have counted these entries as used. A later batch would publish
+		 * them, too, and the next daemon would replay them.
+		 */
+		q->used_broken = true;
 		vhost_blk_fault(q);
-		q->stats.dropped += n;
-		return;
+		goto dropped;
 	}
 	vhost_blk_region_used(q, n);
 	trace_vhost_blk_used(q, n);
 	q->stats.completed += n;
 	vhost_blk_call_or_hold(q, n);
+	return;
+
+dropped:
+	q->stats.dropped += n;
 }
 
 /**

@@ -39,7 +39,7 @@
  *              STOPPED    RUNNING   PAUSED   FAULTED      STOPPING
  *   STOPPED    -          start     -        -            -
  *   RUNNING    no start   -         pause    ring fault   stop
- *   PAUSED     -          resume    -        ring fault   -
+ *   PAUSED     -          resume    -        ring fault   stop, after SIGKILL
  *   FAULTED    -          -         -        -            stop
  *   STOPPING   drained    -         -        -            stop again
  *

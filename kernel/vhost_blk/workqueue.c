@@ -116,8 +116,11 @@ static int vhost_blk_do_range(struct vhost_blk_req *req, const struct vhost_blk_
 	while (left && !err) {
 		u32 part = min_t(u32, left, VHOST_BLK_RANGE_PIECE_SECTORS);
 
-		if (vhost_blk_should_abort(req) || vhost_blk_check_writable(req))
-			return -EIO;
+		if (vhost_blk_should_abort(req))
+			return READ_ONCE(req->be->dead) ? -ENODEV : -EIO;
+		/* The owner's option is for requests taken after it. */
+		if (req->be->bdev && bdev_read_only(req->be->bdev))
+			return -EROFS;
 		if (vhost_blk_skips_rest(req))
 			return 0;
 		err = req->be->bdev ? vhost_blk_bdev_range(req, sector, part, range->unmap) :

@@ -225,8 +225,12 @@ struct virtqueue *virtblk_dispatch(struct virtblk_queue *q, struct virtblk_batch
 	if (likely(has_ring)) {
 		if (unlikely(virtblk_has_requeued(q)))
 			may_send = virtblk_send_requeued(q, done);
-		if (unlikely(!bio_list_empty(&q->waiting)) && may_send)
+		if (unlikely(!bio_list_empty(&q->waiting)) && may_send) {
+			/* Those bios are older, and may need the slots of the batch. */
+			if (batch)
+				virtblk_undo_batch(q, batch);
 			may_send = virtblk_send_waiting(q, done);
+		}
 		if (batch && may_send && bio_list_empty(&q->waiting))
 			may_send = virtblk_send_batch(q, batch, done);
 		/* Flushes of the batch: other bios may wait for their slots. */

@@ -212,6 +212,14 @@ static bool virtblk_throttle(struct virtblk_queue *q, struct bio *bio)
 	return true;
 }
 
+/* A part of a block, which blk-mq refuses, too. */
+static bool virtblk_is_unaligned(const struct bio *bio)
+{
+	unsigned int mask = bdev_logical_block_size(bio->bi_bdev) - 1;
+
+	return (bio->bi_iter.bi_size | bio->bi_iter.bi_sector << SECTOR_SHIFT) & mask;
+}
+
 /**
  * virtblk_submit_bio() - submits a bio
  * @bio: for the disk or a partition, already remapped
@@ -224,6 +232,10 @@ void virtblk_submit_bio(struct bio *bio)
 	struct bio_list one = BIO_EMPTY_LIST;
 	struct virtblk_queue *q;
 
+	if (unlikely(virtblk_is_unaligned(bio))) {
+		bio_io_error(bio);
+		return;
+	}
 	bio = bio_split_to_limits(bio);
 	if (unlikely(!bio))
 		return;
@@ -298,6 +310,6 @@ void virtblk_bio_start(struct virtblk *blk)
 		spin_lock_irq(&blk->queues[i].lock);
 		blk->queues[i].stopped = false;
 		spin_unlock_irq(&blk->queues[i].lock);
-		virtblk_bio_reap(&blk->queues[i], !blk->queues[i].polled);
+		virtblk_bio_recheck(&blk->queues[i]);
 	}
 }

@@ -75,6 +75,20 @@ unsigned int virtblk_bio_reap(struct virtblk_queue *q, bool interrupt)
 }
 
 /**
+ * virtblk_bio_recheck() - takes all requests from the used ring, and sends bios that wait, without an
+ *	interrupt as the reason
+ * @q: of the bio path
+ *
+ * Arms the interrupt before it completes the requests: the task may lose its CPU meanwhile.
+ */
+void virtblk_bio_recheck(struct virtblk_queue *q)
+{
+	unsigned int count = 0;
+
+	virtblk_bio_reap_once(q, virtblk_recheck_look(q), &count);
+}
+
+/**
  * virtblk_bio_fail_all() - ends all requests in flight, and all bios that wait, with an error
  * @q: its device was reset, its ring is broken
  */

@@ -125,7 +125,8 @@ void virtblk_put_slot(struct virtblk_queue *q, struct virtblk_slot *slot)
  */
 bool virtblk_can_merge(const struct bio *first, const struct bio *second)
 {
-	if (bio_end_sector(first) != second->bi_iter.bi_sector)
+	if (bio_end_sector(first) != second->bi_iter.bi_sector ||
+	    blk_queue_nomerges(bdev_get_queue(first->bi_bdev)))
 		return false;
 	if ((first->bi_opf ^ second->bi_opf) & VIRTBLK_SAME_FLAGS ||
 	    (first->bi_opf | second->bi_opf) & VIRTBLK_ALONE_FLAGS)
@@ -280,7 +281,7 @@ static enum virtblk_stage virtblk_first_stage(const struct bio *bio)
  *
  * The data is prepared only if the bios begin with that stage.
  *
- * Return: as virtblk_prepare_stage() does.
+ * Return: as virtblk_prepare_stage() does, or -EINVAL if the device cannot carry the bio out.
  */
 int virtblk_prepare_next(struct virtblk_queue *q, struct virtblk_slot *slot, struct bio_list *bios,
 			 bool locked, unsigned int *taken)
@@ -291,6 +292,9 @@ int virtblk_prepare_next(struct virtblk_queue *q, struct virtblk_slot *slot, str
 	slot->accounted = false;
 	if (unlikely(slot->stage != VIRTBLK_DATA))
 		return 0;
+	/* A bio that the block layer has not split, although it is too long for the device. */
+	if (unlikely(segments > q->blk->seg_max))
+		return -EINVAL;
 	return virtblk_prepare_stage(q, slot, segments, locked);
 }
 

@@ -99,6 +99,25 @@ static int virtblk_read_block_size(struct virtio_device *vdev, struct queue_limi
 	return 0;
 }
 
+/*
+ * A block has to fit into a request, however its memory is cut: the block layer cannot split it, and
+ * some kernels submit more segments than the limit then.
+ */
+static int virtblk_fit_block(struct virtblk *blk, struct queue_limits *lim)
+{
+	u32 pages = DIV_ROUND_UP(lim->logical_block_size, PAGE_SIZE);
+
+	if (blk->seg_max < pages) {
+		dev_err(&blk->vdev->dev, "requests of at most %u segments cannot hold a block of %u bytes\n",
+			blk->seg_max, lim->logical_block_size);
+		return -EINVAL;
+	}
+	/* Aligned memory has no segment more than pages. */
+	if (blk->seg_max == pages)
+		lim->dma_alignment = lim->logical_block_size - 1;
+	return 0;
+}
+
 static void virtblk_read_topology(struct virtio_device *vdev, struct queue_limits *lim)
 {
 	u32 block = lim->logical_block_size;
@@ -216,6 +235,9 @@ int virtblk_read_limits(struct virtblk *blk, struct queue_limits *lim)
 	if (err)
 		return err;
 	err = virtblk_read_block_size(vdev, lim);
+	if (err)
+		return err;
+	err = virtblk_fit_block(blk, lim);
 	if (err)
 		return err;
 	virtblk_read_topology(vdev, lim);

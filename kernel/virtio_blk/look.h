@@ -59,4 +59,15 @@ static inline enum virtblk_look virtblk_next_look(bool interrupt, unsigned int l
 	return looks < VIRTBLK_LOOKS_MAX ? VIRTBLK_LOOK_MORE : VIRTBLK_LOOK_LAST;
 }
 
+/**
+ * virtblk_recheck_look() - the only look of a task that no interrupt has called
+ * @q: the queue
+ *
+ * Return: the kind.
+ */
+static inline enum virtblk_look virtblk_recheck_look(const struct virtblk_queue *q)
+{
+	return q->polled ? VIRTBLK_LOOK_ONCE : VIRTBLK_LOOK_LAST;
+}
+
 #endif /* _VIRTBLK_LOOK_H */

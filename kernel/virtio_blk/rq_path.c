@@ -279,6 +279,23 @@ static void virtblk_fake_timeout(struct request *rq)
 	WRITE_ONCE(request->fake_timeout, true);
 }
 
+static unsigned int virtblk_rq_reap_once(struct virtblk_queue *q, enum virtblk_look look,
+					 bool *again)
+{
+	struct request *rq, *next;
+	unsigned int count = virtblk_rq_take_used(q, look, again, &next);
+
+	while ((rq = next)) {
+		next = rq->rq_next;
+		rq->rq_next = NULL;
+		if (unlikely(blk_should_fake_timeout(rq->q)))
+			virtblk_fake_timeout(rq);
+		else
+			blk_mq_complete_request(rq);
+	}
+	return count;
+}
+
 /**
  * virtblk_rq_reap() - takes all requests from the used ring and completes them
  * @q: of the request path
@@ -288,24 +305,27 @@ static void virtblk_fake_timeout(struct request *rq)
  */
 unsigned int virtblk_rq_reap(struct virtblk_queue *q, bool interrupt)
 {
-	struct request *rq, *next;
 	unsigned int count = 0, looks = 0;
-	enum virtblk_look look;
 	bool again;
 
-	do {
-		look = virtblk_next_look(interrupt, looks++);
-		count += virtblk_rq_take_used(q, look, &again, &next);
-		while ((rq = next)) {
-			next = rq->rq_next;
-			rq->rq_next = NULL;
-			if (unlikely(blk_should_fake_timeout(rq->q)))
-				virtblk_fake_timeout(rq);
-			else
-				blk_mq_complete_request(rq);
-		}
-	} while (again);
+	do
+		count += virtblk_rq_reap_once(q, virtblk_next_look(interrupt, looks++), &again);
+	while (again);
 	return count;
+}
+
+/**
+ * virtblk_rq_recheck() - takes all requests from the used ring and completes them, without an
+ *	interrupt as the reason
+ * @q: of the request path
+ *
+ * Arms the interrupt before it completes the requests: the task may lose its CPU meanwhile.
+ */
+void virtblk_rq_recheck(struct virtblk_queue *q)
+{
+	bool again;
+
+	virtblk_rq_reap_once(q, virtblk_recheck_look(q), &again);
 }
 
 static void virtblk_complete_batch(struct io_comp_batch *iob)

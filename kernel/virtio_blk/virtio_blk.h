@@ -359,6 +359,7 @@ int virtblk_init_rq(struct blk_mq_tag_set *set, struct request *rq, unsigned int
 void virtblk_complete_rq(struct request *rq);
 int virtblk_poll(struct blk_mq_hw_ctx *hctx, struct io_comp_batch *iob);
 unsigned int virtblk_rq_reap(struct virtblk_queue *q, bool interrupt);
+void virtblk_rq_recheck(struct virtblk_queue *q);
 void virtblk_rq_fail_all(struct virtblk_queue *q);
 int virtblk_rq_get_id(struct virtblk *blk, char *id);
 
@@ -370,6 +371,7 @@ void virtblk_bio_start(struct virtblk *blk);
 
 /* bio_reap.c */
 unsigned int virtblk_bio_reap(struct virtblk_queue *q, bool interrupt);
+void virtblk_bio_recheck(struct virtblk_queue *q);
 void virtblk_bio_fail_all(struct virtblk_queue *q);
 
 /* bio_dispatch.c */

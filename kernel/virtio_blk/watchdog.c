@@ -6,10 +6,14 @@
  * A request is not ended before the device answers it or is reset: the device may still write to
  * its memory.
  */
+#include <linux/delay.h>
+
 #include "virtio_blk.h"
 
 /* A completion that is later than this without an interrupt counts as a lost interrupt. */
 #define VIRTBLK_LOST_AFTER	(2 * HZ)
+/* An interrupt comes within this time, in milliseconds. */
+#define VIRTBLK_LATE_MS		10
 
 static void virtblk_report_lost_interrupt(struct virtblk_queue *q)
 {
@@ -65,7 +69,7 @@ enum blk_eh_timer_return virtblk_timeout(struct request *rq)
 		blk_mq_complete_request(rq);
 		return BLK_EH_DONE;
 	}
-	virtblk_rq_reap(q, !q->polled);
+	virtblk_rq_recheck(q);
 	/* Completed, or about to be: on this CPU it is idle again by now. */
 	if (blk_mq_rq_state(rq) != MQ_RQ_IN_FLIGHT) {
 		if (!q->polled)
@@ -113,48 +117,70 @@ static bool virtblk_is_orphan(const struct virtblk_queue *q)
 	return !q->polled;
 }
 
-/*
- * Returns true if an old request was in the used ring, for which no interrupt had come. A younger
- * one may have been used at this very moment.
- */
-static bool virtblk_has_lost_interrupt(const struct virtblk_queue *q,
-				       const struct virtblk_oldest *before,
-				       const struct virtblk_oldest *after)
+static bool virtblk_is_same(const struct virtblk_oldest *one, const struct virtblk_oldest *other)
 {
-	bool gone = !after->exists || after->slot != before->slot || after->sent != before->sent;
+	return one->exists && other->exists && one->slot == other->slot &&
+	       one->sent == other->sent;
+}
 
-	return before->exists && gone && !q->polled &&
-	       time_after(jiffies, before->sent + VIRTBLK_LOST_AFTER);
+/* The used ring has a request now. The interrupt is armed, if it was not. */
+static bool virtblk_has_used(struct virtblk_queue *q)
+{
+	bool has_used = false;
+
+	spin_lock_irq(&q->lock);
+	if (q->vq)
+		has_used = virtqueue_poll(q->vq, virtqueue_enable_cb_prepare(q->vq));
+	spin_unlock_irq(&q->lock);
+	return has_used;
+}
+
+/*
+ * Returns true if the used ring has requests for which no interrupt has come for a moment. Only
+ * while the oldest one is old: a busy queue has some each time.
+ */
+static bool virtblk_awaits_interrupt(struct virtblk_queue *q, const struct virtblk_oldest *oldest)
+{
+	struct virtblk_oldest now;
+
+	if (q->polled || !oldest->exists ||
+	    time_before(jiffies, oldest->sent + VIRTBLK_LOST_AFTER) || !virtblk_has_used(q))
+		return false;
+	msleep(VIRTBLK_LATE_MS);
+	now = virtblk_find_oldest(q);
+	return virtblk_is_same(oldest, &now) && virtblk_has_used(q);
 }
 
 /* Returns whether interrupts are missing, so that the next look should be soon. */
 static bool virtblk_watch_bio_queue(struct virtblk_queue *q)
 {
 	struct virtblk_oldest before = virtblk_find_oldest(q), after;
+	bool late = virtblk_awaits_interrupt(q, &before);
 
 	/* Completes polled requests without a poller, and sends bios that wait for memory. */
-	virtblk_bio_reap(q, !q->polled);
+	virtblk_bio_recheck(q);
 	after = virtblk_find_oldest(q);
 	if (after.exists && time_after(jiffies, after.sent + VIRTBLK_TIMEOUT))
 		virtblk_handle_overdue(q, after.slot, (jiffies - after.sent) / HZ);
 	if (virtblk_is_orphan(q))
 		return after.exists;
-	if (!virtblk_has_lost_interrupt(q, &before, &after))
+	if (!late || virtblk_is_same(&before, &after))
 		return false;
 	virtblk_report_lost_interrupt(q);
 	return true;
 }
 
-/* Completes polled requests without a poller. */
-static void virtblk_watch_polled_queue(struct virtblk_queue *q)
+/* Completes polled requests without a poller, and in a drain those whose interrupt was lost. */
+static void virtblk_watch_rq_queue(struct virtblk_queue *q, bool draining)
 {
-	if (q->polled && time_after_eq(jiffies, q->last_reap + VIRTBLK_WATCH_POLLED))
-		virtblk_rq_reap(q, false);
+	if (draining ||
+	    (q->polled && time_after_eq(jiffies, q->last_reap + VIRTBLK_WATCH_POLLED)))
+		virtblk_rq_recheck(q);
 }
 
-static bool virtblk_is_watched(const struct virtblk_queue *q)
+static bool virtblk_is_watched(const struct virtblk_queue *q, bool draining)
 {
-	return q->blk->use_bio || q->polled;
+	return q->blk->use_bio || q->polled || draining;
 }
 
 static bool virtblk_is_busy(struct virtblk_queue *q)
@@ -171,11 +197,13 @@ static bool virtblk_is_busy(struct virtblk_queue *q)
  * virtblk_watchdog() - looks for requests that neither an interrupt nor a poller completes
  * @work: &virtblk.watchdog
  *
- * Runs while requests are in flight: an idle disk costs nothing.
+ * Runs while requests are in flight: an idle disk costs nothing. In a drain it also has a silent
+ * device given up, because the time-out of requests is the administrator's to set.
  */
 void virtblk_watchdog(struct work_struct *work)
 {
 	struct virtblk *blk = container_of(to_delayed_work(work), struct virtblk, watchdog);
+	bool draining = READ_ONCE(blk->state) == VIRTBLK_DRAINING;
 	bool busy = false, lost = false;
 	unsigned int i;
 
@@ -183,11 +211,14 @@ void virtblk_watchdog(struct work_struct *work)
 		if (blk->use_bio)
 			lost |= virtblk_watch_bio_queue(&blk->queues[i]);
 		else
-			virtblk_watch_polled_queue(&blk->queues[i]);
+			virtblk_watch_rq_queue(&blk->queues[i], draining);
 	}
 	/* A request that is added after the next look at its queue starts the watchdog again. */
 	for (i = 0; i < blk->queue_count; i++)
-		busy |= virtblk_is_watched(&blk->queues[i]) && virtblk_is_busy(&blk->queues[i]);
+		busy |= virtblk_is_watched(&blk->queues[i], draining) &&
+			virtblk_is_busy(&blk->queues[i]);
+	if (busy && draining)
+		queue_work(virtblk_wq, &blk->abort_work);
 	if (busy && lost)
 		virtblk_retry_soon(blk);
 	else if (busy)

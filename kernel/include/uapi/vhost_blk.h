@@ -160,7 +160,7 @@
  * VHOST_BLK_SHARE_LIMITS - use limits that other devices use, too; see &vhost_blk_share
  *
  * They replace those of VHOST_BLK_SET_OPTIONS, until addresses of 0 are given. At any time; it waits
- * for no queue. A module without it returns ENOTTY.
+ * for no queue itself, but for another task's ioctl that does. A module without it returns ENOTTY.
  *
  * Errors: EPERM not the owner; EINVAL one address is 0, or they are not aligned; EFAULT no memory to
  * write there, or that of a file on a disk; ENOMEM, also above RLIMIT_MEMLOCK.

@@ -58,6 +58,9 @@ enum Command {
     /// Own a device whose guest memory never comes until killed (other cases use this)
     #[command(hide = true)]
     OwnFaulting(Env),
+    /// The same, while another ioctl waits for the requests in flight (other cases use this)
+    #[command(hide = true)]
+    OwnPausing(Env),
     /// Use memory and check its content (other cases use this)
     #[command(hide = true)]
     Eat {
@@ -101,6 +104,7 @@ fn main() -> ExitCode {
         }
         Command::Own(env) => ("own".to_owned(), host::owner::own(&env)),
         Command::OwnFaulting(env) => ("own-faulting".to_owned(), host::owner::own_faulting(&env)),
+        Command::OwnPausing(env) => ("own-pausing".to_owned(), host::owner::own_pausing(&env)),
         Command::Eat { mib } => ("eat".to_owned(), guest::swap::eat(mib)),
     };
     exit_code(&name, outcome)

@@ -9,9 +9,11 @@ use crate::host::integrity::Setup;
 use crate::host::load::{stamp, under_load};
 use crate::host::module;
 use crate::host::target::{self, Target, check_serves, need_module};
+use crate::host::visibility::fdinfo_of;
 use anyhow::{Context, Result, ensure};
-use driver::kernel::KernelOptions;
-use driver::{Device, Options, Placed, Segment};
+use driver::kernel::abi::MemoryRegion;
+use driver::kernel::{KernelOptions, regions_of};
+use driver::{Device, Options, Placed, Segment, Session};
 use kit::outcome::skip;
 use kit::rng::Rng;
 use kit::set::Set::{Full, Gating, Plain};
@@ -28,7 +30,10 @@ cases! { Host;
         |env| kill_owners(env, 50);
     "owner-fault", Plain,
         "the owner is killed while a transfer waits for a page that its own userfaultfd holds back: its exit ends",
-        kill_faulting;
+        |env| kill_faulting(env, "own-faulting", NullBlkOptions::USUAL);
+    "owner-fault-pause", Plain,
+        "the same while another ioctl of the owner waits for the requests in flight",
+        |env| kill_faulting(env, "own-pausing", SLOW);
 }
 
 /// Line that the owner prints when its load runs.
@@ -58,16 +63,43 @@ const LARGE_BYTES: u64 = 48 << 20;
 /// Address of the memory whose pages never come.
 const HELD_GPA: u64 = 1 << 30;
 
+/// The first piece of it, which the module moves before the rest.
+const PIECE_BYTES: u64 = 32 << 20;
+/// A disk that answers late enough for another ioctl to begin meanwhile.
+const SLOW: NullBlkOptions =
+    NullBlkOptions { irqmode: 2, completion_ns: 2_000_000_000, ..NullBlkOptions::USUAL };
+
 /// Owns a device that reads into memory whose pages wait for a userfaultfd of this process; the case kills it.
 pub(crate) fn own_faulting(env: &Env) -> Result<()> {
+    own_held(env, 1, |_, _| Ok(()))
+}
+
+/// The same, where the pages of the rest wait, and another thread waits in an ioctl for the requests in flight.
+pub(crate) fn own_pausing(env: &Env) -> Result<()> {
+    own_held(env, 2, |session, regions| {
+        let device = session.kernel().context("the kernel's device")?.device().try_clone()?;
+        std::thread::spawn(move || device.set_mem_table(&regions));
+        wait_until("the pause of the queue", || {
+            Ok(fdinfo_of(session)?.contains("paused").then_some(()))
+        })
+    })
+}
+
+/// Owns a device that reads into memory whose region `held` waits for a userfaultfd. Calls `meanwhile` after the kick.
+fn own_held(
+    env: &Env,
+    held: usize,
+    meanwhile: impl FnOnce(&mut Session, Vec<MemoryRegion>) -> Result<()>,
+) -> Result<()> {
     // An exit ends the file with the lowest descriptor last.
     let faults = Userfault::new()?;
-    let disk = Disk::given(env)?.context("own-faulting needs --disk")?;
-    let regions = vec![(0, 16 << 20), (HELD_GPA, LARGE_BYTES)];
+    let disk = Disk::given(env)?.context("this owner needs --disk")?;
+    let rest = (HELD_GPA + PIECE_BYTES, LARGE_BYTES - PIECE_BYTES);
+    let regions = vec![(0, 16 << 20), (HELD_GPA, PIECE_BYTES), rest];
     let options = Options { regions, ..target::options() };
     let mut device = Device::open_kernel(disk.open()?, &options, &KernelOptions::default())?;
     let memory = device.memory().clone();
-    faults.hold(&memory.regions()[1])?;
+    faults.hold(&memory.regions()[held])?;
     let header = memory.alloc(16, 16);
     memory.write(header, &[0; 16]);
     let data = Segment::writable(HELD_GPA, LARGE_BYTES as u32);
@@ -76,6 +108,7 @@ pub(crate) fn own_faulting(env: &Env) -> Result<()> {
     device.queue(0).add_placed(Placed { segments }, true)?;
     device.queue(0).queue().publish();
     device.queue(0).queue().kick();
+    meanwhile(device.session(), regions_of(&memory))?;
     faults.wait()?;
     println!("{RUNNING}");
     std::io::stdout().flush()?;
@@ -84,14 +117,14 @@ pub(crate) fn own_faulting(env: &Env) -> Result<()> {
     }
 }
 
-fn kill_faulting(env: &Env) -> Result<()> {
+fn kill_faulting(env: &Env, command: &str, options: NullBlkOptions) -> Result<()> {
     need_module()?;
     if Userfault::new().is_err_and(|why| why.kind() == ErrorKind::Unsupported) {
         return Err(skip("this kernel has no userfaultfd"));
     }
-    let (disk, _) = null_blk(NullBlkOptions { mib: 64, ..NullBlkOptions::USUAL })?;
+    let (disk, _) = null_blk(NullBlkOptions { mib: 64, ..options })?;
     let refs = module::references()?;
-    let mut owner = start("own-faulting", &disk, env.seed())?;
+    let mut owner = start(command, &disk, env.seed())?;
     owner.kill()?;
     wait_until("the exit of the owner", || Ok(owner.try_wait()?))?;
     module::wait_for_references(refs)?;

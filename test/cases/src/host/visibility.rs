@@ -44,7 +44,7 @@ fn direct(env: &Env, disk: Result<Disk>, options: &Options) -> Result<(Device, D
 }
 
 /// Text of the kernel device's fdinfo.
-fn fdinfo_of(session: &mut Session) -> Result<String> {
+pub(crate) fn fdinfo_of(session: &mut Session) -> Result<String> {
     let kernel = session.kernel().context("this case is for the kernel's device")?;
     let path = format!("/proc/self/fdinfo/{}", kernel.device().as_fd().as_raw_fd());
     Ok(std::fs::read_to_string(path)?)
