@@ -97,7 +97,7 @@ pub fn create_with(
     let error = |why| error_of(path, size_bytes, why);
     // Not after the work.
     if path.symlink_metadata().is_ok() {
-        return Err(error(io::ErrorKind::AlreadyExists.into()));
+        return Err(error(Errno::EXIST.into()));
     }
     let made = match make_unnamed(directory(path)) {
         Ok(file) => {

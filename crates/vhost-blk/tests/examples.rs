@@ -43,7 +43,7 @@ fn the_disks_of_a_vm_start_before_it_and_stop_after_it() {
     }
     let disks = "vhost-blk@100-data.service vhost-blk@100-root.service";
     let calls = fs::read_to_string(place.path("calls")).unwrap();
-    assert_eq!(calls, format!("start {disks}\nstop {disks}\n"));
+    assert_eq!(calls, format!("start {disks}\nstop --no-block {disks}\n"));
 }
 
 #[test]

@@ -33,6 +33,8 @@ use vhost_user::DeviceState;
 /// A disk that is about to be served.
 pub struct Opened {
     server: Server,
+    /// The limits that the disk gives its group.
+    start: Option<GroupStart>,
     endpoint: Endpoint,
     /// The front-end of an earlier program, which `server` has taken over.
     connected: Option<UnixStream>,
@@ -175,6 +177,8 @@ impl Disks {
         let (layers, consumed) = layered(disk, top, earlier, image.as_ref());
         let disk = layers.disk();
         let info = disk.info();
+        // The limits of an earlier program hold.
+        let start = if device.is_some() { None } else { group_start(&name, &args, origin) };
         let of_start = if device.is_some() { args.without_limits() } else { args.clone() };
         let mut server =
             Server::start(disk, lock, &of_start, &self.process, &self.pool(args.queues())?)?;
@@ -209,7 +213,7 @@ impl Disks {
             notices,
             after: After::Nothing,
         };
-        Ok(Opened { server, endpoint, connected, entry, info, reservation, consumed })
+        Ok(Opened { server, start, endpoint, connected, entry, info, reservation, consumed })
     }
 
     /// The parts with which a disk begins, all of an earlier program's.
@@ -298,10 +302,8 @@ impl Disks {
         }
         let threads = self.threads_of(opened.server.plane().0, opened.entry.args.queues());
         span.in_scope(|| opened.log(threads));
-        let Opened { server, endpoint, connected, entry, reservation, consumed, .. } = opened;
-        // An earlier program's limits hold.
-        let is_new = entry.device.is_none();
-        let start = group_start(&name, &entry).filter(|_| is_new);
+        let Opened { server, start, endpoint, connected, entry, reservation, consumed, .. } =
+            opened;
         let mut front_ends = FrontEnds {
             server,
             stop: Arc::clone(&entry.stop),
@@ -338,10 +340,10 @@ impl Disks {
 }
 
 /// The limits that a disk gives its group when it starts; `None`: none, or it has no group.
-fn group_start(name: &str, entry: &Entry) -> Option<GroupStart> {
-    let limits = entry.args.limits();
-    entry.args.limit_group.as_ref().filter(|_| limits.is_set())?;
-    Some(match entry.origin {
+fn group_start(name: &str, args: &DiskArgs, origin: Origin) -> Option<GroupStart> {
+    let limits = args.limits();
+    args.limit_group.as_ref().filter(|_| limits.is_set())?;
+    Some(match origin {
         Origin::Directory => GroupStart::File { disk: name.to_owned(), limits },
         Origin::Command => GroupStart::Command(LimitChange {
             iops: limits.iops.map(Some),
