@@ -235,7 +235,7 @@ impl VhostUserBackendReqHandlerMut for Session<'_> {
 
     /// Fields beyond those of this device read as zero (virtio 1.3, section 2.5).
     fn get_config(&mut self, offset: u32, size: u32, _: VhostUserConfigFlags) -> Result<Vec<u8>> {
-        self.backend_channel.knows(self.capacity_sectors());
+        self.backend_channel.set_known_sectors(self.capacity_sectors());
         let mut space = self.device.config.space(self.writeback.load(Ordering::Relaxed));
         let (start, end) = (offset as usize, offset as usize + size as usize);
         space.resize(space.len().max(end), 0);

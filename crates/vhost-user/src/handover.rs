@@ -200,7 +200,10 @@ impl Session<'_> {
         if let Some(channel) = fds.file_of(state.channel)? {
             self.backend_channel.replace(channel);
         }
-        state.known_sectors.into_iter().for_each(|sectors| self.backend_channel.knows(sectors));
+        state
+            .known_sectors
+            .into_iter()
+            .for_each(|sectors| self.backend_channel.set_known_sectors(sectors));
         self.set_raw_status(state.status);
         self.set_table(MemTable::of(regions))?; // starts the queues
         Ok(())

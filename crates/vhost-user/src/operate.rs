@@ -156,7 +156,7 @@ impl Session<'_> {
             self.lost = Some(error.to_string());
             OperateError::Lost(error)
         })?;
-        self.backend_channel.knows_nothing();
+        self.backend_channel.mark_changed();
         tracing::info!(writeback = on, "cache mode");
         Ok(true)
     }
