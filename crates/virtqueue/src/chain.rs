@@ -172,7 +172,7 @@ impl Chain {
         }
     }
 
-    /// Adds the buffers of an indirect table (sections 2.7.5.3 and 2.8.8). A packed queue uses the
+    /// Adds the buffers of an indirect table (sections 2.7.5.3 and 2.8.7). A packed queue uses the
     /// table in order and only the WRITE flags of its entries count.
     pub(crate) fn add_indirect(
         &mut self,

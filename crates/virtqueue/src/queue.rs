@@ -51,8 +51,8 @@ pub enum QueueError {
         /// Its address in the front-end.
         addr: u64,
     },
-    /// A base that points outside a packed ring.
-    #[error("vring base {0:#x} points outside the ring")]
+    /// A base above 65535 (split) or with an offset outside the ring (packed).
+    #[error("vring base {0:#x} is not valid for this ring")]
     Base(u32),
 }
 
@@ -245,7 +245,7 @@ impl VirtQueue {
     }
 
     /// Stage *notify*: returns whether the driver asked for a call for an entry that was published
-    /// since the previous call of this function (sections 2.7.7 and 2.8.7).
+    /// since `needs_call` last ran (sections 2.7.7 and 2.8.10).
     #[inline]
     pub fn needs_call(&mut self) -> bool {
         each_layout!(self, queue => queue.needs_call())

@@ -6,7 +6,7 @@
 //! changes only while all queues are stopped (guest memory, features, dirty log) therefore needs no
 //! update, and no state of a front-end outlives its queues.
 //!
-//! This module handles no request and reads no ring.
+//! This module takes no chain. It reads indices of a ring only before its queue starts.
 
 mod abi;
 mod address;

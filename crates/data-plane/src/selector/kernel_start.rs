@@ -62,8 +62,8 @@ impl PlaneSelector {
     }
 
     /// Carries out the requests that were left of a queue, and moves `setup` behind those that are
-    /// complete: the kernel writes the in-flight region, but does not read it. Returns the state of
-    /// the queue then; `None`: there were none.
+    /// complete: the kernel records chains in the in-flight region, but recovers none from it.
+    /// Returns the state of the queue then; `None`: there were none.
     fn recover(&mut self, setup: &mut QueueSetup) -> Result<Option<QueueState>, QueueStartError> {
         let mut ring = VirtQueue::start(&setup.ring)?;
         let mut left = setup.kept.len();
