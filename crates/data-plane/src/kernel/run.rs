@@ -257,7 +257,7 @@ impl Run {
         let stopped: Vec<Stopped> = indices.iter().map(|index| self.stop_queue(*index)).collect();
         if self.health.can_halt() {
             // A halt must be known before the kept requests go elsewhere.
-            self.failures.tell_now();
+            self.failures.report_now();
         }
         // A stopped queue keeps its counters until its next start.
         let lines = self.counters().unwrap_or_else(|error| {
