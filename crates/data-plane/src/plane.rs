@@ -110,7 +110,7 @@ pub struct QueueSetup {
     pub health: Arc<Health>,
     /// Requests that the previous start of the queue has left: [`QueueState::left`].
     pub kept: Vec<Resubmit>,
-    /// Number of the requests left, here or in the region, that the counters of an earlier start have.
+    /// Number of kept chains that an earlier start has counted; they are not counted again.
     pub counted: u64,
 }
 

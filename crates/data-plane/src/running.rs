@@ -81,7 +81,7 @@ pub(crate) struct RunningQueue {
     /// Chains that a previous daemon left in flight, or that failed and halted the disk; the queue
     /// takes them before any other.
     resubmit: VecDeque<Resubmit>,
-    /// Chains of `resubmit`, the first ones, that the in-flight region had.
+    /// Number of chains at the front of `resubmit` that came from the in-flight region.
     recovering: usize,
     index: u16,
 }
@@ -151,7 +151,7 @@ impl RunningQueue {
     pub(crate) fn take(&mut self, clock: &mut Clock) -> Option<Taken> {
         let (is_new, is_traced) = (self.resubmit.is_empty(), self.health.is_traced());
         if is_traced {
-            clock.recent(); // a time before the look at the ring
+            clock.recent(); // cache a time that precedes the read of the ring
         }
         let taken = match is_new {
             true => self.take_next(),
@@ -326,7 +326,8 @@ impl RunningQueue {
     pub(crate) fn complete(&mut self, taken: Taken, request: Request, mut completion: Completion) {
         let Request { kind, status } = request;
         if self.ring.is_lost() {
-            completion = Completion { code: blk::S_IOERR, data_bytes: 0 }; // of zeroes in place of pages, perhaps
+            // the data may be zeroes that replaced lost pages
+            completion = Completion { code: blk::S_IOERR, data_bytes: 0 };
         }
         self.inflight_bytes -= kind.inflight_bytes();
         self.batch.moved(kind.data_bytes());

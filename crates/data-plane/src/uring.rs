@@ -147,9 +147,9 @@ impl Uring {
         self.queued as usize
     }
 
-    /// Moves available completions to `events`, oldest first, until there are `max` of lanes. All others
-    /// are not counted: kicks, mail, those of other threads and of an `IOPOLL` ring. Returns whether that
-    /// was all.
+    /// Moves available completions to `events`, oldest first. Stops after `max` lane events; kicks,
+    /// mail and events of other threads or the `IOPOLL` ring do not count. Returns `true` if none is
+    /// left.
     #[inline]
     pub(crate) fn reap(&mut self, events: &mut Vec<(Event, i32)>, max: usize) -> bool {
         if let Some(poll_ring) = &mut self.poll_ring {

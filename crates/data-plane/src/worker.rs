@@ -161,7 +161,7 @@ impl Worker {
         let reaping_at = is_any_traced().then(|| self.clock.recent());
         self.engine.submit();
         if submitted > 0 {
-            self.clock.forget(); // a submission takes its time
+            self.clock.forget(); // the cached time is stale after the system call
         }
         let events_max = portion * self.active.ids().len().max(1);
         let reaped_all = self.engine.reap(&mut self.events, events_max);
@@ -267,7 +267,7 @@ impl Worker {
         if self.engine.has_events() || self.active.arm(&mut self.disks) {
             return self.clock.forget();
         }
-        // A reading that is still valid is that of a publication right before.
+        // The cached time, if there is one, is from the publication just before.
         let before = self.clock.recent();
         let timeout = self.timeout(before);
         let delayed = if is_any_traced() { self.run_delay.read() } else { None };

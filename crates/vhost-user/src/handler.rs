@@ -127,7 +127,8 @@ impl VhostUserBackendReqHandlerMut for Session<'_> {
         let limit = self.device.options.queue_size_max;
         match u16::try_from(num) {
             Ok(size) if size > 0 && size <= limit => {
-                self.stop([index], KeptRequests::Answer); // another ring does not have them
+                // kept requests fail: a ring of another size does not contain their chains
+                self.stop([index], KeptRequests::Answer);
                 self.reconfigure(index, |queue| queue.size = size)
             }
             _ => refused(format!("a queue of {num} descriptors; at most --queue-size {limit}")),

@@ -10,9 +10,8 @@ use libc::iovec;
 use virtio_spec::packed;
 use virtio_spec::split::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, Desc};
 
-/// Maximum descriptors of a chain in a queue that has fewer: Linux drivers size indirect tables by
-/// `seg_max`, not by the queue size.
-pub const CHAIN_DESCRIPTORS_MIN_BOUND: u32 = 1024;
+/// A chain may have max(queue size, this) descriptors: Linux sizes indirect tables by `seg_max`.
+pub const CHAIN_DESCRIPTORS_MIN: u32 = 1024;
 
 /// A chain that was taken from the ring and not yet returned. It must be returned exactly once, by
 /// [`crate::VirtQueue::push_used`], or given up explicitly with [`ChainHead::abandon`].
@@ -90,7 +89,7 @@ impl Chain {
         self.readable_bytes = 0;
         self.writable_bytes = 0;
         self.log_writes = log_writes;
-        self.limit = u32::from(queue_size).max(CHAIN_DESCRIPTORS_MIN_BOUND);
+        self.limit = u32::from(queue_size).max(CHAIN_DESCRIPTORS_MIN);
         self.seen = 0;
         self.crossed = 0;
     }

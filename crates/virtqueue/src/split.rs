@@ -53,10 +53,10 @@ impl SplitQueue {
         Ok(ahead != 0)
     }
 
-    /// The chains that the driver has made available and the device has not taken; of a faulty index,
-    /// which the next look refuses, the size.
+    /// Returns the number of available chains; at most `size`, also if the index is faulty.
+    /// [`SplitQueue::has_avail`] reports that fault.
     pub(crate) fn available(&self) -> u16 {
-        // No entry is read after this, so that it pairs with nothing.
+        // Relaxed: the caller reads no ring entry after this load.
         let avail_idx = self.avail.load_u16(IDX_OFFSET, Ordering::Relaxed);
         avail_idx.wrapping_sub(self.next_avail).min(self.size)
     }
@@ -171,8 +171,8 @@ impl SplitQueue {
         fence(Ordering::SeqCst);
     }
 
-    /// Asks for no kicks. With EVENT_IDX that is an entry that the driver has passed: an `arm` without
-    /// a kick since then would be answered by a kick otherwise.
+    /// Asks for no kicks. With EVENT_IDX it sets `avail_event` to an entry that the driver has passed:
+    /// the value of an earlier `arm` would still cause a kick.
     pub(crate) fn suppress(&mut self) {
         if self.event_idx {
             self.ask_for_kick_at(self.next_avail.wrapping_sub(1));

@@ -246,7 +246,7 @@ fn loop_and_next_beyond_a_table_are_faults() {
     split.arena.write_desc(TABLES, 0, (LOW, 8), NEXT, 2);
     assert_eq!(split.fault(0), RingFault::DescriptorIndex { index: 2, size: 2 });
     split.arena.write_desc(TABLES, 0, (LOW, 8), NEXT, 0);
-    let limit = virtqueue::chain::CHAIN_DESCRIPTORS_MIN_BOUND;
+    let limit = virtqueue::chain::CHAIN_DESCRIPTORS_MIN;
     assert_eq!(split.fault(0), RingFault::ChainTooLong { limit });
 }
 
