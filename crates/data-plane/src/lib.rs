@@ -15,8 +15,9 @@
 mod affinity;
 mod arrivals;
 mod backoff;
-mod batch;
+mod batch_size;
 mod coalesce;
+mod completion_batch;
 #[cfg(test)]
 mod conformance;
 mod error;
@@ -39,7 +40,6 @@ mod poll_ring;
 mod poll_trial;
 mod pool;
 mod port;
-mod portion;
 mod region;
 mod remote;
 mod request_table;

@@ -5,8 +5,8 @@ mod end;
 mod kept;
 mod noted;
 
-use crate::batch::Batch;
 use crate::coalesce::Coalescer;
+use crate::completion_batch::CompletionBatch;
 use crate::event::QueueId;
 use crate::health::Health;
 use crate::latency::{Clock, Nanos, Operation};
@@ -53,7 +53,7 @@ pub(crate) struct RunningQueue {
     /// Polls of the kick eventfd that ended since the last taken chain.
     pub(crate) kick_rearms: u32,
     /// Pushed and unpublished chains.
-    pub(crate) batch: Batch,
+    pub(crate) batch: CompletionBatch,
     calls: Coalescer,
     /// The driver is asked for kicks.
     pub(crate) armed: bool,
@@ -124,7 +124,7 @@ impl RunningQueue {
             stats: QueueStats { chains, ..QueueStats::default() },
             kick_armed: false,
             kick_rearms: 0,
-            batch: Batch::new(slow_start),
+            batch: CompletionBatch::new(slow_start),
             calls: Coalescer::new(coalesce, poll_max),
             armed: true,
             has_room: true,

@@ -12,13 +12,13 @@ mod tests;
 pub(crate) use disks::DISKS_MAX;
 
 use crate::arrivals::RunDelay;
+use crate::batch_size::BatchSize;
 use crate::event::{Event, QueueId, queue_and_entry};
 use crate::io_workers::KEPT_AFTER;
 use crate::latency::{Clock, Nanos};
 use crate::mail::Mail;
 use crate::plane::Coalesce;
 use crate::poll::{Polled, Polls};
-use crate::portion::Portion;
 use crate::running::RunningQueue;
 use crate::trace::is_any_traced;
 use crate::uring::Uring;
@@ -31,7 +31,7 @@ use std::time::Duration;
 use vmm_sys_util::eventfd::EventFd;
 
 /// Maximum chains that a queue takes before the thread serves the other queues and publishes
-/// completions; a portion of I/O to submit ends it sooner.
+/// completions; a batch of I/O to submit ends it sooner.
 pub const BATCH_CHAINS_MAX: usize = 32;
 /// Maximum polls of a kick descriptor that end in a row without a chain. The poll of an eventfd
 /// stays armed; a descriptor that ends each poll at once would keep the thread busy forever.
@@ -47,7 +47,7 @@ pub(crate) struct Worker {
     clock: Clock,
     run_delay: RunDelay,
     polls: Polls,
-    portion: Portion,
+    batch_size: BatchSize,
     /// Coalescing of the calls of new queues, and the maximum of polling.
     coalesce: (Coalesce, Duration),
     /// A queue holds a call.
@@ -66,7 +66,7 @@ impl Worker {
     pub(crate) fn new(
         engine: Uring,
         poll_max: Duration,
-        portion: Portion,
+        batch_size: BatchSize,
         coalesce: Coalesce,
         mail: Receiver<Mail>,
         mail_fd: EventFd,
@@ -78,7 +78,7 @@ impl Worker {
             clock: Clock::default(),
             run_delay: RunDelay::default(),
             polls: Polls::new(poll_max),
-            portion,
+            batch_size,
             coalesce: (coalesce, poll_max),
             holding: false,
             events: Vec::with_capacity(256),
@@ -121,16 +121,16 @@ impl Worker {
         }
     }
 
-    /// One turn: take a portion, submit it, reap a portion, publish once, call once at most. Visits
+    /// One turn: take a batch, submit it, reap a batch, publish once, call once at most. Visits
     /// active queues only. Returns whether there was work.
     fn turn(&mut self) -> bool {
         let mut worked = false;
-        let portion = self.portion.size();
+        let batch_size = self.batch_size.size();
         let Worker { disks, active, engine, clock, .. } = self;
         for &id in active.ids() {
             let (queue, storage) = disks.queue(id);
             queue.look_at_disk(clock);
-            let (full, room) = (engine.queued() + portion, storage.room_for(queue, engine));
+            let (full, room) = (engine.queued() + batch_size, storage.room_for(queue, engine));
             queue.has_room = room > 0;
             for _ in 0..BATCH_CHAINS_MAX.min(room) {
                 if !queue.may_take() || queue.batch.is_full() || storage.is_stalled() {
@@ -163,7 +163,7 @@ impl Worker {
         if submitted > 0 {
             self.clock.forget(); // the cached time is stale after the system call
         }
-        let events_max = portion * self.active.ids().len().max(1);
+        let events_max = batch_size * self.active.ids().len().max(1);
         let reaped_all = self.engine.reap(&mut self.events, events_max);
         worked |= !self.events.is_empty();
         let (in_storage, mut finished) = (self.engine.in_storage as usize, 0);
@@ -181,7 +181,7 @@ impl Worker {
             // 6 notify
             self.holding |= queue.notify_if_due(published, &mut self.clock);
         }
-        self.portion.turned(submitted, finished, in_storage);
+        self.batch_size.turned(submitted, finished, in_storage);
         if worked {
             self.active.worked(&mut self.disks);
         }

@@ -58,7 +58,7 @@ pub struct KernelOptions {
     pub coalesce: Coalesce,
     /// Chains that a queue takes before it looks for completions, and completions that it publishes
     /// together, at most 64; `None`: the module decides.
-    pub portion: Option<usize>,
+    pub batch_size: Option<usize>,
     /// Use the block device's poll queues.
     pub iopoll: IoPoll,
     /// Maximum data segments of a request that the device offers.

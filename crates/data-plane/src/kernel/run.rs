@@ -106,7 +106,7 @@ impl Run {
         let flags = wanted_flags(&**disk, options, &info) | halt::flags(&setup.health);
         let limits = disk.info();
         let sectors = |range: Option<backend::RangeLimits>| range.map_or(0, |it| it.sectors_max);
-        let batch = options.portion.filter(|_| flags & abi::OPT_BATCH != 0);
+        let batch = options.batch_size.filter(|_| flags & abi::OPT_BATCH != 0);
         let set = abi::Options {
             flags,
             max_discard_sectors: sectors(limits.discard),
@@ -422,7 +422,7 @@ fn wanted_flags(disk: &dyn Disk, options: &KernelOptions, info: &abi::Info) -> u
         (abi::OPT_NO_UNMAP, compat::keeps_space(&disk.info())),
         (abi::OPT_COALESCE, options.coalesce == Coalesce::On),
         (abi::OPT_COALESCE_AUTO, options.coalesce == Coalesce::Auto),
-        (abi::OPT_BATCH, options.portion.is_some()),
+        (abi::OPT_BATCH, options.batch_size.is_some()),
     ];
     let flags = wanted.iter().filter(|(_, on)| *on).fold(0, |flags, (flag, _)| flags | flag);
     // An older module calls at once, which is right, too.

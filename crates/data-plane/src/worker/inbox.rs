@@ -81,7 +81,7 @@ impl Worker {
             Mail::SetCall(id, new_call) => self.disks.queue(id).0.take_call(&new_call),
             Mail::State(id, reply) => {
                 let mut state = self.disks.queue(id).0.state();
-                state.choices.batch_size = self.portion.chosen() as u64;
+                state.choices.batch_size = self.batch_size.chosen() as u64;
                 let _ = reply.send(state);
             }
             Mail::Ping(reply) => {

@@ -68,16 +68,16 @@ struct Rig {
 
 impl Rig {
     /// A thread that does not poll. Each I/O takes so many operations.
-    fn new(portion: Option<usize>, operations: u32) -> Self {
-        Rig::polling(Duration::ZERO, portion, operations)
+    fn new(batch_size: Option<usize>, operations: u32) -> Self {
+        Rig::polling(Duration::ZERO, batch_size, operations)
     }
 
-    fn polling(poll_max: Duration, portion: Option<usize>, operations: u32) -> Self {
+    fn polling(poll_max: Duration, batch_size: Option<usize>, operations: u32) -> Self {
         let [mail_fd, wake] = [(); 2].map(|()| EventFd::new(EFD_NONBLOCK).unwrap());
         let (postbox, inbox) = Postbox::new(wake);
         let engine = Uring::new().expect("an io_uring");
-        let portion = Portion::new(portion);
-        let mut worker = Worker::new(engine, poll_max, portion, Coalesce::Off, inbox, mail_fd);
+        let batch_size = BatchSize::new(batch_size);
+        let mut worker = Worker::new(engine, poll_max, batch_size, Coalesce::Off, inbox, mail_fd);
         let lane = Box::new(Steps { operations, left: HashMap::new() });
         let limiter = Limiter::new(None);
         let share = Arc::clone(limiter.join().share());
@@ -180,13 +180,13 @@ fn kicks_and_the_parts_of_a_request_do_not_count_as_requests() {
         turns += u32::from(rig.worker.turn());
     }
     assert_eq!(rig.collected(), REQUESTS, "the requests have ended");
-    let worked = rig.worker.portion.turns();
+    let worked = rig.worker.batch_size.turns();
     assert!(worked > 0 && worked <= turns, "{worked} of {turns} turns");
-    assert_eq!(rig.worker.portion.finished(), REQUESTS);
+    assert_eq!(rig.worker.batch_size.finished(), REQUESTS);
 }
 
 #[test]
-fn a_portion_of_one_is_not_spent_on_kicks() {
+fn a_batch_of_one_is_not_spent_on_kicks() {
     let mut rig = Rig::new(Some(1), 1);
     rig.kick();
     rig.add(1);
@@ -195,7 +195,7 @@ fn a_portion_of_one_is_not_spent_on_kicks() {
 }
 
 #[test]
-fn a_portion_bounds_the_requests_that_a_turn_shows() {
+fn a_batch_size_bounds_the_requests_that_a_turn_shows() {
     let mut rig = Rig::new(Some(2), 1);
     rig.add(5);
     let shown: Vec<u64> = (0..4)
@@ -247,8 +247,8 @@ fn a_call_that_the_driver_does_not_want_is_counted_apart() {
 
 #[test]
 fn the_choices_of_the_thread_are_in_the_state_of_a_queue() {
-    for (portion, batch_size) in [(None, 4), (Some(7), 7)] {
-        let mut rig = Rig::new(portion, 1);
+    for (fixed, batch_size) in [(None, 4), (Some(7), 7)] {
+        let mut rig = Rig::new(fixed, 1);
         let id = QueueId { disk: 0, queue: 0 };
         let (reply, state) = std::sync::mpsc::channel();
         rig.worker.handle_mail(Mail::State(id, reply));
