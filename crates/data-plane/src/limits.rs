@@ -5,13 +5,13 @@
 //! taken request advances the clock by its cost, and may advance it beyond the present time: that
 //! debt delays the next request. An idle clock lags behind the present time by the burst at most.
 //!
-//! A queue asks before it takes a chain ([`crate::turn::Turn`]), so that no taken request waits for a
-//! limit, and a stop is not delayed.
+//! A queue asks before it takes a chain ([`crate::throttle::Throttle`]), so that no taken request
+//! waits for a limit, and a stop is not delayed.
 //!
 //! In a group, a request advances a clock to [`LEAD_MAX`] after the present time at most, or by the
 //! cost of one request with a limit on requests. The rest of its cost is debt of its disk alone. The
-//! disk takes no request meanwhile: its queues wait their turn as usual, and when they have it, they
-//! pay a part of the debt, again up to that time. So the others wait for a large request no longer than
+//! disk takes no request meanwhile: its queues wait in order as usual, and when the limit opens for
+//! them, they pay a part of the debt, again up to that time. So the others wait for a large request no longer than
 //! for a small one, and all costs reach the clocks.
 //!
 //! The order of waiting queues is that of start-time fair queuing. The *tag* of a disk is the cost of

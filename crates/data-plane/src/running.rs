@@ -18,8 +18,8 @@ use crate::request_table::{RequestTable, Taken};
 use crate::signals::signal;
 use crate::stall::{StallChange, StallWatch};
 use crate::stats::QueueStats;
+use crate::throttle::Throttle;
 use crate::trace::QueueTrace;
-use crate::turn::Turn;
 use std::collections::VecDeque;
 use std::fs::File;
 use std::sync::Arc;
@@ -69,8 +69,8 @@ pub(crate) struct RunningQueue {
     /// The disk was halted when the thread last looked.
     halted: bool,
     stall: StallWatch,
-    /// The view on the limits of the disk.
-    pub(crate) turn: Turn,
+    /// The state for the limits of the disk.
+    pub(crate) throttle: Throttle,
     /// Operation and time of taking of each pushed and unpublished request.
     unpublished: Vec<(Operation, Nanos)>,
     trace: QueueTrace,
@@ -134,7 +134,7 @@ impl RunningQueue {
             halted: health.is_halted(),
             stall: StallWatch::new(health.io_timeout()),
             health,
-            turn: Turn::new(share),
+            throttle: Throttle::new(share),
             unpublished: Vec::with_capacity(64),
             trace: QueueTrace::default(),
             inflight_bytes: 0,
@@ -231,7 +231,7 @@ impl RunningQueue {
         let parsed = Request::parse(&mut entry.chain, &self.disk, &mut entry.ranges);
         let kind = parsed.as_ref().ok().map(|request| request.kind);
         self.inflight_bytes += kind.map_or(0, Kind::inflight_bytes);
-        self.stats.throttled += u64::from(self.turn.took(kind.map_or(0, Kind::limit_bytes)));
+        self.stats.throttled += u64::from(self.throttle.took(kind.map_or(0, Kind::limit_bytes)));
         parsed
     }
 
@@ -245,7 +245,7 @@ impl RunningQueue {
         if self.stall.is_on() {
             self.look_for_stall(clock);
         }
-        self.stats.throttled += u64::from(self.turn.look());
+        self.stats.throttled += u64::from(self.throttle.look());
     }
 
     fn look_for_stall(&mut self, clock: &mut Clock) {
@@ -272,12 +272,12 @@ impl RunningQueue {
 
     /// The rest of the time that the queue waits for a limit; `None`: it waits for none.
     pub(crate) fn throttled_for(&self) -> Option<Duration> {
-        self.turn.wait()
+        self.throttle.wait()
     }
 
     /// Returns whether the thread must look at the queue again after some time, without a kick.
     pub(crate) fn waits_for_time(&self) -> bool {
-        self.is_kickless() || !self.turn.is_open() || self.calls.is_holding()
+        self.is_kickless() || !self.throttle.is_open() || self.calls.is_holding()
     }
 
     /// Returns whether the queue takes chains without a kick eventfd.
@@ -301,7 +301,8 @@ impl RunningQueue {
     /// delays those.
     #[inline]
     pub(crate) fn may_take(&self) -> bool {
-        let wanted = self.stopping.is_none() && self.turn.is_open() || !self.resubmit.is_empty();
+        let wanted =
+            self.stopping.is_none() && self.throttle.is_open() || !self.resubmit.is_empty();
         let fits = self.has_room && self.inflight_bytes < INFLIGHT_BYTES_MAX;
         !self.faulted && !self.halted && wanted && fits
     }

@@ -25,7 +25,7 @@ impl RunningQueue {
         let (trace, ring) = (&mut self.trace, &self.ring);
         let waited = || trace.arrivals.took(self.stats.chains, taken.at, || ring.available_max());
         let waited = is_new.then(waited).flatten();
-        trace.took((taken.index(), taken.at), waited, self.turn.waited());
+        trace.took((taken.index(), taken.at), waited, self.throttle.waited());
     }
 
     /// Stage *submit* begins: the storage gets the request of an entry.

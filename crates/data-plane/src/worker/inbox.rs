@@ -9,7 +9,7 @@ use crate::mail::{AddDisk, Mail};
 use crate::plane::{KeptRequests, QueueSetup, QueueState};
 use crate::running::RunningQueue;
 use crate::submit::Storage;
-use crate::turn::Turn;
+use crate::throttle::Throttle;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
@@ -59,11 +59,11 @@ impl Worker {
                 let _ = reply.send(result);
             }
             Mail::LimitsChanged(limiter) => {
-                self.disks.queues().for_each(|queue| queue.turn.limits_changed(&limiter));
+                self.disks.queues().for_each(|queue| queue.throttle.limits_changed(&limiter));
             }
             Mail::Share(number, share) => {
                 let disk = self.disks.disk(number);
-                disk.queues().for_each(|queue| queue.turn = Turn::new(Arc::clone(&share)));
+                disk.queues().for_each(|queue| queue.throttle = Throttle::new(Arc::clone(&share)));
                 disk.share = share;
             }
             Mail::Start(disk, start, reply) => {
