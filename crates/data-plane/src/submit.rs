@@ -16,20 +16,21 @@ use virtio_blk::{Completion, Kind, Range, Request};
 
 const SECTOR_BYTES: u64 = virtio_spec::blk::SECTOR_BYTES;
 
-/// The storage of a disk on a thread: its lane and the stalled I/Os.
+/// The storage of a disk on a thread: its lane, and the I/Os for which that is busy.
 pub(crate) struct Storage {
     /// The thread's number of the disk.
     disk: u16,
     lane: Box<dyn Lane>,
-    /// Entries whose `start` returned [`Step::Busy`], oldest first.
-    pub(crate) stalled: VecDeque<Slot>,
+    /// I/Os for which [`Lane::start`] returned [`Step::Busy`], oldest first. No queue of the disk takes
+    /// a chain while there is one.
+    pub(crate) busy: VecDeque<Slot>,
     /// Requests that the storage works on.
     in_storage: u32,
 }
 
 impl Storage {
     pub(crate) fn new(disk: u16, lane: Box<dyn Lane>) -> Self {
-        Storage { disk, lane, stalled: VecDeque::new(), in_storage: 0 }
+        Storage { disk, lane, busy: VecDeque::new(), in_storage: 0 }
     }
 
     /// See [`Lane::moves_data_itself`].
@@ -37,10 +38,10 @@ impl Storage {
         self.lane.moves_data_itself()
     }
 
-    /// Returns whether an I/O waits for a resource of the lane: the queues of the disk take no chain.
+    /// Returns whether an I/O waits for a resource of the lane.
     #[inline]
-    pub(crate) fn is_stalled(&self) -> bool {
-        !self.stalled.is_empty()
+    pub(crate) fn is_lane_busy(&self) -> bool {
+        !self.busy.is_empty()
     }
 
     /// Returns the number of chains that the queue may take now: see [`crate::io_workers`].
@@ -93,11 +94,11 @@ impl Storage {
             }
             Step::Done(result) => self.finish(engine, queue, slot, result),
             Step::Pending => {}
-            Step::Busy => self.stalled.push_back(slot),
+            Step::Busy => self.busy.push_back(slot),
         }
     }
 
-    /// Repeats the start of a stalled I/O. Returns `false` if the lane is still busy.
+    /// Repeats the start of an I/O of [`Storage::busy`]. Returns `false` if the lane is still busy.
     pub(crate) fn retry(
         &mut self,
         engine: &mut Uring,
@@ -171,7 +172,7 @@ impl Storage {
             result = match self.lane.start(current, slot, &mut engine.of_disk(self.disk)) {
                 Step::Done(result) => result,
                 Step::Pending => return,
-                Step::Busy => return self.stalled.push_back(slot),
+                Step::Busy => return self.busy.push_back(slot),
             };
         }
         self.finish(engine, queue, slot, result);

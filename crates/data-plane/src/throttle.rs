@@ -4,7 +4,7 @@
 //! A queue that may take no chain waits. Its thread sleeps until then, for [`QUANTUM`] at least, and
 //! the queue makes up for it by the burst. Queues with a lower place are ahead: it sleeps for another
 //! quantum for each, and lets them go first once more when the limit opens. Then it takes, so that a
-//! queue that is ahead and does not come (its disk is stalled, its thread is busy) delays the others
+//! queue that is ahead and does not come (its lane or its thread is busy) delays the others
 //! by a few milliseconds only.
 
 use crate::limits::{Duty, LEAD_MAX, Limiter, Nanos, Place, Share, Wait};

@@ -133,7 +133,7 @@ impl Worker {
             let (full, room) = (engine.queued() + batch_size, storage.room_for(queue, engine));
             queue.has_room = room > 0;
             for _ in 0..BATCH_CHAINS_MAX.min(room) {
-                if !queue.may_take() || queue.batch.is_full() || storage.is_stalled() {
+                if !queue.may_take() || queue.batch.is_full() || storage.is_lane_busy() {
                     break;
                 }
                 if engine.queued() >= full {
@@ -213,23 +213,23 @@ impl Worker {
         let (queue, storage) = self.disks.queue(QueueId { disk, queue });
         storage.event(&mut self.engine, queue, token, result);
         self.active.wake(queue);
-        if storage.is_stalled() {
-            self.retry_stalled(disk);
+        if storage.is_lane_busy() {
+            self.retry_busy(disk);
         }
     }
 
-    /// Repeats the start of stalled I/Os of a disk in order, until the lane is busy again. Then the
+    /// Repeats the start of the waiting I/Os of a disk in order, until the lane is busy again. Then the
     /// queues of the disk go on.
-    fn retry_stalled(&mut self, disk: u16) {
+    fn retry_busy(&mut self, disk: u16) {
         let disk_on_thread = self.disks.disk(disk);
-        while let Some(&slot) = disk_on_thread.storage.stalled.front() {
+        while let Some(&slot) = disk_on_thread.storage.busy.front() {
             let (queue, _) = queue_and_entry(slot);
             let (queue, storage) = disk_on_thread.queue(queue);
             if !storage.retry(&mut self.engine, queue, slot) {
                 return;
             }
             self.active.wake(queue);
-            storage.stalled.pop_front();
+            storage.busy.pop_front();
         }
         disk_on_thread.queues().for_each(|queue| self.active.wake(queue));
     }
@@ -290,9 +290,9 @@ impl Worker {
         let wait = |&id: &QueueId| {
             let (queue, storage) = self.disks.queue(id);
             let kickless = queue.is_kickless().then_some(KICKLESS_LOOK);
-            // A queue of a stalled disk takes no chain, whatever the time is.
+            // A queue of a disk with a busy lane takes no chain, whatever the time is.
             let chain = kickless.into_iter().chain(queue.throttled_for()).min();
-            let chain = chain.filter(|_| !storage.is_stalled());
+            let chain = chain.filter(|_| !storage.is_lane_busy());
             chain.into_iter().chain(queue.stall_check_in(now)).min()
         };
         self.active.ids().iter().filter_map(wait).min()
