@@ -202,12 +202,12 @@ fn build_worker(
     if let Some(&cpu) = options.cpus.get(number % options.cpus.len().max(1)) {
         pin_this_thread(cpu).map_err(|error| StartError::Cpu(cpu, error))?;
     }
-    let engine = Uring::new().map_err(StartError::Uring)?;
-    if let Err(error) = engine.start_io_workers(&options.cpus) {
+    let uring = Uring::new().map_err(StartError::Uring)?;
+    if let Err(error) = uring.start_io_workers(&options.cpus) {
         tracing::warn!(%error, "the kernel's worker threads of io_uring are neither bounded nor kept on --cpus; Linux 5.15 can do that");
     }
     let batch_size = BatchSize::new(options.batch_size);
-    Ok(Worker::new(engine, options.poll_max, batch_size, options.coalesce, inbox, mail_fd))
+    Ok(Worker::new(uring, options.poll_max, batch_size, options.coalesce, inbox, mail_fd))
 }
 
 #[cfg(test)]

@@ -42,7 +42,7 @@ pub(crate) struct RunningQueue {
     /// The queue became active, or took or returned a chain, since the thread last looked for idle
     /// queues.
     pub(crate) recent: bool,
-    pub(crate) ring: VirtQueue,
+    pub(crate) virtqueue: VirtQueue,
     pub(crate) requests: RequestTable,
     pub(crate) disk: DiskView,
     pub(crate) kick: Option<File>,
@@ -90,7 +90,7 @@ impl RunningQueue {
     pub(crate) fn new(
         id: QueueId,
         setup: QueueSetup,
-        mut ring: VirtQueue,
+        mut virtqueue: VirtQueue,
         slow_start: bool,
         (coalesce, poll_max): (Coalesce, Duration),
         share: Arc<Share>,
@@ -98,7 +98,8 @@ impl RunningQueue {
         let layout = setup.ring.layout;
         let QueueSetup { index, disk, kick, call, err, region, health, kept, counted, .. } = setup;
         let wanted = region.is_some();
-        let opened = region.and_then(|region| QueueRegion::open(&region, layout, index, &mut ring));
+        let opened =
+            region.and_then(|region| QueueRegion::open(&region, layout, index, &mut virtqueue));
         if wanted && opened.is_none() {
             log_no_room(index);
         }
@@ -106,7 +107,7 @@ impl RunningQueue {
         let mut resubmit = VecDeque::from(left.unwrap_or_default());
         let recovering = resubmit.len();
         if !kept.is_empty() {
-            ring.resume((setup.ring.base >> 16) as u16, &kept);
+            virtqueue.resume((setup.ring.base >> 16) as u16, &kept);
             resubmit.extend(kept);
         } else if !resubmit.is_empty() {
             log_resubmits(index, resubmit.len());
@@ -116,8 +117,8 @@ impl RunningQueue {
             id,
             is_active: false,
             recent: false,
-            requests: RequestTable::new(ring.size()),
-            ring,
+            requests: RequestTable::new(virtqueue.size()),
+            virtqueue,
             disk,
             kick,
             call,
@@ -172,9 +173,9 @@ impl RunningQueue {
 
     #[inline]
     fn take_next(&mut self) -> Option<Taken> {
-        let (ring, region) = (&mut self.ring, &mut self.region);
+        let (virtqueue, region) = (&mut self.virtqueue, &mut self.region);
         let taken = self.requests.take(|chain| {
-            let head = ring.take(chain)?;
+            let head = virtqueue.take(chain)?;
             if let (Some(head), Some(region)) = (&head, region) {
                 region.taken(head, chain);
                 if region.is_lost() {
@@ -200,10 +201,11 @@ impl RunningQueue {
 
     #[cold]
     fn take_resubmitted(&mut self) -> Option<Taken> {
-        let (ring, region, resubmit) = (&mut self.ring, &mut self.region, &mut self.resubmit);
+        let (virtqueue, region, resubmit) =
+            (&mut self.virtqueue, &mut self.region, &mut self.resubmit);
         let taken = self.requests.take(|chain| {
             let Some(again) = resubmit.pop_front() else { return Ok(None) };
-            let head = ring.take_resubmitted(&again, chain)?;
+            let head = virtqueue.take_resubmitted(&again, chain)?;
             if let Some(region) = region {
                 region.taken_resubmitted(&head);
             }
@@ -291,7 +293,7 @@ impl RunningQueue {
         self.stats.refused += 1;
         let status_addr = refused.status.as_ref().and_then(StatusByte::guest_addr);
         let written_bytes = refused.write();
-        if let (Some(log), Some(addr)) = (self.ring.log(), status_addr) {
+        if let (Some(log), Some(addr)) = (self.virtqueue.log(), status_addr) {
             log.mark(addr, 1);
         }
         self.push_used(taken, written_bytes);
@@ -313,7 +315,7 @@ impl RunningQueue {
         if !self.may_take() || !self.requests.has_free() {
             return false;
         }
-        match self.ring.has_avail() {
+        match self.virtqueue.has_avail() {
             Ok(avail) => avail || !self.resubmit.is_empty(),
             Err(fault) => {
                 self.fault(&fault);
@@ -326,7 +328,7 @@ impl RunningQueue {
     #[inline]
     pub(crate) fn complete(&mut self, taken: Taken, request: Request, mut completion: Completion) {
         let Request { kind, status } = request;
-        if self.ring.is_lost() {
+        if self.virtqueue.is_lost() {
             // the data may be zeroes that replaced lost pages
             completion = Completion { code: blk::S_IOERR, data_bytes: 0 };
         }
@@ -352,7 +354,7 @@ impl RunningQueue {
         let status_addr = status.guest_addr();
         let written_bytes = completion.write(status);
         // Mark after the write: migration may send a page between an earlier mark and the write.
-        if let Some(log) = self.ring.log() {
+        if let Some(log) = self.virtqueue.log() {
             let mut left =
                 if matches!(kind, Kind::Read { .. } | Kind::GetId) { u64::MAX } else { 0 };
             for &(addr, len) in self.requests.entry(taken.index()).chain.written() {
@@ -373,7 +375,7 @@ impl RunningQueue {
         if let Some(region) = &mut self.region {
             region.pushing(&head);
         }
-        self.ring.push_used(head, written_bytes);
+        self.virtqueue.push_used(head, written_bytes);
         self.stats.completed += 1;
         self.recent = true;
         self.batch.pushed();
@@ -402,11 +404,11 @@ impl RunningQueue {
         let finished = self.batch.published();
         self.calls.published(finished);
         if let Some(region) = &mut self.region {
-            region.publishing(self.ring.used_index());
+            region.publishing(self.virtqueue.used_index());
         }
-        self.ring.publish();
+        self.virtqueue.publish();
         if let Some(region) = &mut self.region {
-            region.published(self.ring.used_index());
+            region.published(self.virtqueue.used_index());
         }
         finished
     }
@@ -416,7 +418,7 @@ impl RunningQueue {
     /// not sleep.
     #[inline]
     pub(crate) fn notify_if_due(&mut self, finished: u64, clock: &mut Clock) -> bool {
-        let asked = self.ring.needs_call();
+        let asked = self.virtqueue.needs_call();
         if asked || self.calls.is_holding() {
             self.call_or_hold(asked, clock);
         } else {
@@ -462,7 +464,7 @@ impl RunningQueue {
     /// index names one position of the ring, so this is repeated after each taken chain.
     pub(crate) fn arm(&mut self) -> bool {
         if self.may_take() {
-            self.ring.arm();
+            self.virtqueue.arm();
             self.armed = true;
             self.trace.awaits_kick = self.kick.is_some() && self.requests.has_free();
         }
@@ -473,7 +475,7 @@ impl RunningQueue {
     #[inline]
     pub(crate) fn suppress(&mut self) {
         if self.armed {
-            self.ring.suppress();
+            self.virtqueue.suppress();
             self.armed = false;
         }
     }

@@ -46,26 +46,26 @@ impl Storage {
 
     /// Returns the number of chains that the queue may take now: see [`crate::io_workers`].
     #[inline]
-    pub(crate) fn room_for(&self, queue: &RunningQueue, engine: &Uring) -> usize {
-        room(queue.requests.in_flight(), self.in_storage, engine.in_storage) as usize
+    pub(crate) fn room_for(&self, queue: &RunningQueue, uring: &Uring) -> usize {
+        room(queue.requests.in_flight(), self.in_storage, uring.in_storage) as usize
     }
 
     /// Replaces the lane by a new one of the same disk, which has its present capacity. Returns the
     /// old lane; returns the new one if this fails. No I/O may be in flight.
     pub(crate) fn replace_lane(
         &mut self,
-        engine: &mut Uring,
+        uring: &mut Uring,
         lane: Box<dyn Lane>,
     ) -> (Box<dyn Lane>, io::Result<()>) {
-        match engine.replace_files(self.disk, &self.lane.files(), &lane.files()) {
+        match uring.replace_files(self.disk, &self.lane.files(), &lane.files()) {
             Ok(()) => (std::mem::replace(&mut self.lane, lane), Ok(())),
             Err(error) => (lane, Err(error)),
         }
     }
 
     /// Unregisters the lane and returns it. No I/O may be in flight.
-    pub(crate) fn close(self, engine: &mut Uring) -> Box<dyn Lane> {
-        engine.close_port(self.disk);
+    pub(crate) fn close(self, uring: &mut Uring) -> Box<dyn Lane> {
+        uring.close_port(self.disk);
         self.lane
     }
 
@@ -73,7 +73,7 @@ impl Storage {
     #[inline]
     pub(crate) fn submit(
         &mut self,
-        engine: &mut Uring,
+        uring: &mut Uring,
         queue: &mut RunningQueue,
         taken: Taken,
         request: Request,
@@ -86,13 +86,13 @@ impl Storage {
             return queue.complete(taken, request, Completion::of(kind, Ok(()), id_bytes));
         };
         let submitted = entry.submitted.insert(Submitted { taken, request, io });
-        engine.in_storage += 1;
+        uring.in_storage += 1;
         self.in_storage += 1;
-        match self.lane.start(&mut submitted.io, slot, &mut engine.of_disk(self.disk)) {
+        match self.lane.start(&mut submitted.io, slot, &mut uring.of_disk(self.disk)) {
             Step::Done(result) if has_ranges(kind) => {
-                self.next_range(engine, queue, slot, kind, result)
+                self.next_range(uring, queue, slot, kind, result)
             }
-            Step::Done(result) => self.finish(engine, queue, slot, result),
+            Step::Done(result) => self.finish(uring, queue, slot, result),
             Step::Pending => {}
             Step::Busy => self.busy.push_back(slot),
         }
@@ -101,7 +101,7 @@ impl Storage {
     /// Repeats the start of an I/O of [`Storage::busy`]. Returns `false` if the lane is still busy.
     pub(crate) fn retry(
         &mut self,
-        engine: &mut Uring,
+        uring: &mut Uring,
         queue: &mut RunningQueue,
         slot: Slot,
     ) -> bool {
@@ -109,10 +109,10 @@ impl Storage {
         queue.submitting(index);
         let submitted = queue.requests.submitted(index);
         let kind = submitted.request.kind;
-        match self.lane.start(&mut submitted.io, slot, &mut engine.of_disk(self.disk)) {
+        match self.lane.start(&mut submitted.io, slot, &mut uring.of_disk(self.disk)) {
             Step::Busy => return false,
             Step::Pending => {}
-            Step::Done(result) => self.done(engine, queue, slot, kind, result),
+            Step::Done(result) => self.done(uring, queue, slot, kind, result),
         }
         true
     }
@@ -121,7 +121,7 @@ impl Storage {
     #[inline]
     pub(crate) fn event(
         &mut self,
-        engine: &mut Uring,
+        uring: &mut Uring,
         queue: &mut RunningQueue,
         token: Token,
         result: i32,
@@ -130,9 +130,9 @@ impl Storage {
         let submitted = queue.requests.submitted(index);
         let kind = submitted.request.kind;
         if let Step::Done(result) =
-            self.lane.event(&mut submitted.io, token, result, &mut engine.of_disk(self.disk))
+            self.lane.event(&mut submitted.io, token, result, &mut uring.of_disk(self.disk))
         {
-            self.done(engine, queue, token.slot, kind, result);
+            self.done(uring, queue, token.slot, kind, result);
         }
     }
 
@@ -140,7 +140,7 @@ impl Storage {
     #[inline]
     fn done(
         &mut self,
-        engine: &mut Uring,
+        uring: &mut Uring,
         queue: &mut RunningQueue,
         slot: Slot,
         kind: Kind,
@@ -149,8 +149,8 @@ impl Storage {
         // A discard is advisory: a stop does not wait for the rest of its ranges.
         let skipped = queue.stopping.is_some() && matches!(kind, Kind::Discard { .. });
         match has_ranges(kind) && !skipped {
-            true => self.next_range(engine, queue, slot, kind, result),
-            false => self.finish(engine, queue, slot, result),
+            true => self.next_range(uring, queue, slot, kind, result),
+            false => self.finish(uring, queue, slot, result),
         }
     }
 
@@ -158,7 +158,7 @@ impl Storage {
     #[inline(never)]
     fn next_range(
         &mut self,
-        engine: &mut Uring,
+        uring: &mut Uring,
         queue: &mut RunningQueue,
         slot: Slot,
         kind: Kind,
@@ -169,25 +169,25 @@ impl Storage {
             let Some(io) = next_io(queue.requests.entry(index), kind) else { break };
             let current = &mut queue.requests.submitted(index).io;
             *current = io;
-            result = match self.lane.start(current, slot, &mut engine.of_disk(self.disk)) {
+            result = match self.lane.start(current, slot, &mut uring.of_disk(self.disk)) {
                 Step::Done(result) => result,
                 Step::Pending => return,
                 Step::Busy => return self.busy.push_back(slot),
             };
         }
-        self.finish(engine, queue, slot, result);
+        self.finish(uring, queue, slot, result);
     }
 
     /// Completes a submitted request.
     #[inline]
     fn finish(
         &mut self,
-        engine: &mut Uring,
+        uring: &mut Uring,
         queue: &mut RunningQueue,
         slot: Slot,
         result: Result<(), IoError>,
     ) {
-        engine.in_storage -= 1;
+        uring.in_storage -= 1;
         self.in_storage -= 1;
         let (_, index) = queue_and_entry(slot);
         let Submitted { taken, request, io } = queue.requests.finish(index);

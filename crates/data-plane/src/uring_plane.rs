@@ -191,11 +191,11 @@ impl DataPlane for UringPlane {
     }
 
     fn start_queue(&mut self, setup: QueueSetup) -> Result<(), QueueStartError> {
-        let ring = VirtQueue::start(&setup.ring)?;
+        let virtqueue = VirtQueue::start(&setup.ring)?;
         let index = setup.index;
         let pool = self.lanes.pool();
         let thread = (self.first_thread + usize::from(index)) % pool.threads();
-        let (disk, queue) = (self.lanes.number(thread), Box::new((setup, ring)));
+        let (disk, queue) = (self.lanes.number(thread), Box::new((setup, virtqueue)));
         let id = pool.postbox(thread).ask(|reply| Mail::Start(disk, queue, reply));
         self.queues.insert(index, Place { thread, id, new_call: Arc::default() });
         Ok(())

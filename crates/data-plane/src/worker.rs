@@ -43,7 +43,7 @@ const KICKLESS_LOOK: Duration = Duration::from_micros(100);
 pub(crate) struct Worker {
     disks: Disks,
     active: ActiveQueues,
-    engine: Uring,
+    uring: Uring,
     clock: Clock,
     run_delay: RunDelay,
     polls: Polls,
@@ -64,7 +64,7 @@ pub(crate) struct Worker {
 
 impl Worker {
     pub(crate) fn new(
-        engine: Uring,
+        uring: Uring,
         poll_max: Duration,
         batch_size: BatchSize,
         coalesce: Coalesce,
@@ -74,7 +74,7 @@ impl Worker {
         Worker {
             disks: Disks::default(),
             active: ActiveQueues::default(),
-            engine,
+            uring,
             clock: Clock::default(),
             run_delay: RunDelay::default(),
             polls: Polls::new(poll_max),
@@ -92,7 +92,7 @@ impl Worker {
 
     /// Runs until the control plane ends the thread.
     pub(crate) fn run(&mut self) {
-        self.engine.poll_eventfd(self.mail_fd.as_raw_fd(), Event::Mail { armed: true });
+        self.uring.poll_eventfd(self.mail_fd.as_raw_fd(), Event::Mail { armed: true });
         while !self.exit {
             self.turn_or_wait();
         }
@@ -104,7 +104,7 @@ impl Worker {
             if let Some(poll) = self.polls.worked() {
                 self.count_poll(poll);
             }
-        } else if self.holding || self.polls.look_again(self.engine.in_storage) {
+        } else if self.holding || self.polls.look_again(self.uring.in_storage) {
             self.clock.forget();
             std::hint::spin_loop();
         } else {
@@ -126,17 +126,17 @@ impl Worker {
     fn turn(&mut self) -> bool {
         let mut worked = false;
         let batch_size = self.batch_size.size();
-        let Worker { disks, active, engine, clock, .. } = self;
+        let Worker { disks, active, uring, clock, .. } = self;
         for &id in active.ids() {
             let (queue, storage) = disks.queue(id);
             queue.look_at_disk(clock);
-            let (full, room) = (engine.queued() + batch_size, storage.room_for(queue, engine));
+            let (full, room) = (uring.queued() + batch_size, storage.room_for(queue, uring));
             queue.has_room = room > 0;
             for _ in 0..BATCH_CHAINS_MAX.min(room) {
                 if !queue.may_take() || queue.batch.is_full() || storage.is_lane_busy() {
                     break;
                 }
-                if engine.queued() >= full {
+                if uring.queued() >= full {
                     break; // the device starts on these while the thread takes more
                 }
                 // 1 chain
@@ -147,26 +147,26 @@ impl Worker {
                 // 2 request
                 match queue.parse(&taken) {
                     // 3 submit; one system call below passes all of them to the kernel
-                    Ok(request) => storage.submit(engine, queue, taken, request),
+                    Ok(request) => storage.submit(uring, queue, taken, request),
                     // 4 completion of a refused request
                     Err(refused) => queue.refuse(taken, refused),
                 }
                 worked = true;
             }
         }
-        if self.engine.wants_watch() {
-            self.engine.watch_io_workers();
+        if self.uring.wants_watch() {
+            self.uring.watch_io_workers();
         }
-        let submitted = self.engine.queued();
+        let submitted = self.uring.queued();
         let reaping_at = is_any_traced().then(|| self.clock.recent());
-        self.engine.submit();
+        self.uring.submit();
         if submitted > 0 {
             self.clock.forget(); // the cached time is stale after the system call
         }
         let events_max = batch_size * self.active.ids().len().max(1);
-        let reaped_all = self.engine.reap(&mut self.events, events_max);
+        let reaped_all = self.uring.reap(&mut self.events, events_max);
         worked |= !self.events.is_empty();
-        let (in_storage, mut finished) = (self.engine.in_storage as usize, 0);
+        let (in_storage, mut finished) = (self.uring.in_storage as usize, 0);
         // 4 completion of requests that the storage has finished
         self.handle_events();
         if reaped_all || reaping_at.is_none() {
@@ -211,7 +211,7 @@ impl Worker {
     fn lane_event(&mut self, disk: u16, token: Token, result: i32) {
         let (queue, _) = queue_and_entry(token.slot);
         let (queue, storage) = self.disks.queue(QueueId { disk, queue });
-        storage.event(&mut self.engine, queue, token, result);
+        storage.event(&mut self.uring, queue, token, result);
         self.active.wake(queue);
         if storage.is_lane_busy() {
             self.retry_busy(disk);
@@ -225,7 +225,7 @@ impl Worker {
         while let Some(&slot) = disk_on_thread.storage.busy.front() {
             let (queue, _) = queue_and_entry(slot);
             let (queue, storage) = disk_on_thread.queue(queue);
-            if !storage.retry(&mut self.engine, queue, slot) {
+            if !storage.retry(&mut self.uring, queue, slot) {
                 return;
             }
             self.active.wake(queue);
@@ -240,7 +240,7 @@ impl Worker {
     fn look_at_io_workers(&mut self) {
         let before = self.clock.read().saturating_sub(KEPT_AFTER.as_nanos() as Nanos);
         let kept = self.disks.queues().map(|queue| queue.requests.taken_by(before)).sum();
-        self.engine.looked_at_io_workers(kept);
+        self.uring.looked_at_io_workers(kept);
     }
 
     fn kicked(&mut self, id: QueueId, armed: bool, result: i32) {
@@ -258,20 +258,20 @@ impl Worker {
             if queue.kick_rearms > KICK_REARMS_MAX {
                 return queue.fault(&"its kick descriptor is not an eventfd");
             }
-            arm_kick(&mut self.engine, queue);
+            arm_kick(&mut self.uring, queue);
         }
     }
 
     /// Asks for kicks and sleeps until there is work.
     fn sleep(&mut self) {
-        if self.engine.has_events() || self.active.arm(&mut self.disks) {
+        if self.uring.has_events() || self.active.arm(&mut self.disks) {
             return self.clock.forget();
         }
         // The cached time, if there is one, is from the publication just before.
         let before = self.clock.recent();
         let timeout = self.timeout(before);
         let delayed = if is_any_traced() { self.run_delay.read() } else { None };
-        self.engine.wait(timeout);
+        self.uring.wait(timeout);
         let now = self.clock.read();
         if let Some(poll) = self.polls.slept(Duration::from_nanos(now.saturating_sub(before))) {
             self.count_poll(poll);
@@ -300,10 +300,10 @@ impl Worker {
 }
 
 /// Requests an event for each kick of a queue.
-fn arm_kick(engine: &mut Uring, queue: &mut RunningQueue) {
+fn arm_kick(uring: &mut Uring, queue: &mut RunningQueue) {
     if let Some(kick) = &queue.kick {
         let event = Event::Kick { queue: queue.id, armed: true };
-        engine.poll_eventfd(kick.as_raw_fd(), event);
+        uring.poll_eventfd(kick.as_raw_fd(), event);
         queue.kick_armed = true;
     }
 }

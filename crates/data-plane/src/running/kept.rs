@@ -40,7 +40,7 @@ impl RunningQueue {
         self.inflight_bytes -= request.kind.inflight_bytes();
         let index = taken.index();
         let head = self.requests.release(taken);
-        let again = self.ring.keep(head, &self.requests.entry(index).chain);
+        let again = self.virtqueue.keep(head, &self.requests.entry(index).chain);
         self.resubmit.push_back(again);
     }
 

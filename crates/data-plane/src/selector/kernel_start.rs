@@ -65,13 +65,13 @@ impl PlaneSelector {
     /// complete: the kernel records chains in the in-flight region, but recovers none from it.
     /// Returns the state of the queue then; `None`: there were none.
     fn recover(&mut self, setup: &mut QueueSetup) -> Result<Option<QueueState>, QueueStartError> {
-        let mut ring = VirtQueue::start(&setup.ring)?;
+        let mut virtqueue = VirtQueue::start(&setup.ring)?;
         let mut left = setup.kept.len();
         if let Some(region) = setup.region.as_ref().filter(|_| setup.ring.layout == Layout::Split) {
-            match QueueRegion::open(region, Layout::Split, setup.index, &mut ring) {
+            match QueueRegion::open(region, Layout::Split, setup.index, &mut virtqueue) {
                 Some((_, recorded)) => {
                     left += recorded.len();
-                    setup.ring.base = ring.base();
+                    setup.ring.base = virtqueue.base();
                 }
                 None => {
                     log_no_room(setup.index);

@@ -23,7 +23,7 @@ impl Worker {
     pub(super) fn open_mail(&mut self, armed: bool) {
         if !armed {
             let event = Event::Mail { armed: true };
-            self.engine.poll_eventfd(self.mail_fd.as_raw_fd(), event);
+            self.uring.poll_eventfd(self.mail_fd.as_raw_fd(), event);
         }
         for _ in 0..MAILS_MAX {
             let Ok(mail) = self.mail.try_recv() else { return };
@@ -41,18 +41,18 @@ impl Worker {
             Mail::RemoveDisk(number, reply) => {
                 let disk = self.disks.remove(number).expect("it was added");
                 assert!(disk.is_idle(), "no queue of the disk runs");
-                let _ = reply.send(disk.storage.close(&mut self.engine));
+                let _ = reply.send(disk.storage.close(&mut self.uring));
             }
             Mail::ReplaceLane(number, lane, reply) => {
                 let disk = self.disks.disk(number);
                 assert!(disk.is_idle(), "no queue of the disk runs");
-                let _ = reply.send(disk.storage.replace_lane(&mut self.engine, lane));
+                let _ = reply.send(disk.storage.replace_lane(&mut self.uring, lane));
             }
             Mail::Memory(disk, memory, reply) => {
                 let result = match memory {
-                    Some(memory) => self.engine.register_memory(disk, &memory),
+                    Some(memory) => self.uring.register_memory(disk, &memory),
                     None => {
-                        self.engine.unregister_memory(disk);
+                        self.uring.unregister_memory(disk);
                         Ok(())
                     }
                 };
@@ -67,8 +67,8 @@ impl Worker {
                 disk.share = share;
             }
             Mail::Start(disk, start, reply) => {
-                let (setup, ring) = *start;
-                let _ = reply.send(self.start_queue(disk, setup, ring));
+                let (setup, virtqueue) = *start;
+                let _ = reply.send(self.start_queue(disk, setup, virtqueue));
             }
             Mail::Wake(disk) => {
                 let Worker { disks, active, clock, .. } = self;
@@ -94,25 +94,31 @@ impl Worker {
     fn add_disk(&mut self, disk: AddDisk) -> Result<u16, StartError> {
         let AddDisk { lane, share, iopoll, submits_elsewhere } = disk;
         let number = self.disks.free_disk().ok_or(StartError::Full)?;
-        self.engine.open_port(number, &lane.files(), iopoll).map_err(StartError::Register)?;
-        self.engine.ports[usize::from(number)].submits_elsewhere = submits_elsewhere;
+        self.uring.open_port(number, &lane.files(), iopoll).map_err(StartError::Register)?;
+        self.uring.ports[usize::from(number)].submits_elsewhere = submits_elsewhere;
         self.disks.insert(number, DiskOnThread::new(Storage::new(number, lane), share));
         Ok(number)
     }
 
     /// Takes ownership of a queue. The next turn finds waiting chains without a kick.
-    fn start_queue(&mut self, number: u16, setup: QueueSetup, ring: VirtQueue) -> QueueId {
+    fn start_queue(&mut self, number: u16, setup: QueueSetup, virtqueue: VirtQueue) -> QueueId {
         let disk = self.disks.disk(number);
         let slow_start = disk.storage.moves_data_itself();
         let id = QueueId { disk: number, queue: disk.free_queue() };
-        let mut queue =
-            RunningQueue::new(id, setup, ring, slow_start, self.coalesce, Arc::clone(&disk.share));
+        let mut queue = RunningQueue::new(
+            id,
+            setup,
+            virtqueue,
+            slow_start,
+            self.coalesce,
+            Arc::clone(&disk.share),
+        );
         if queue.is_blocked() {
             queue.block();
-        } else if queue.ring.may_wait_for_call() {
+        } else if queue.virtqueue.may_wait_for_call() {
             queue.call();
         }
-        arm_kick(&mut self.engine, &mut queue);
+        arm_kick(&mut self.uring, &mut queue);
         self.running += 1;
         self.active.reserve(self.running);
         self.active.wake(&mut queue);
@@ -128,7 +134,7 @@ impl Worker {
         self.stopping.push(id);
         self.active.wake(queue); // chains to resubmit are taken before the queue stops
         if queue.kick_armed {
-            self.engine.cancel(Event::Kick { queue: id, armed: true });
+            self.uring.cancel(Event::Kick { queue: id, armed: true });
         }
     }
 

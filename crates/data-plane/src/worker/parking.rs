@@ -7,7 +7,7 @@
 //! | polled | yes | no | parked, after turns or a sleep without a chain |
 //! | asleep | yes | yes | polled, when the thread wakes up |
 //! | parked | no | yes | polled, by a kick or a completion |
-//! | held: faulted, stopping, full, without room in the storage, or its lane is busy or its disk halted | no | no | polled, by a completion, or when its disk is no longer stalled or halted |
+//! | held: faulted, stopping, full, without room in the storage, or its lane is busy or its disk halted | no | no | polled, by a completion, or when its lane is no longer busy or its disk no longer halted |
 //! | waits for a limit, or its requests have a time limit | yes | no | polled, when the time has come |
 //! | without a kick eventfd | yes | no matter | it is looked at each [`super::KICKLESS_LOOK`] |
 //!

@@ -75,9 +75,9 @@ impl Rig {
     fn polling(poll_max: Duration, batch_size: Option<usize>, operations: u32) -> Self {
         let [mail_fd, wake] = [(); 2].map(|()| EventFd::new(EFD_NONBLOCK).unwrap());
         let (postbox, inbox) = Postbox::new(wake);
-        let engine = Uring::new().expect("an io_uring");
+        let uring = Uring::new().expect("an io_uring");
         let batch_size = BatchSize::new(batch_size);
-        let mut worker = Worker::new(engine, poll_max, batch_size, Coalesce::Off, inbox, mail_fd);
+        let mut worker = Worker::new(uring, poll_max, batch_size, Coalesce::Off, inbox, mail_fd);
         let lane = Box::new(Steps { operations, left: HashMap::new() });
         let limiter = Limiter::new(None);
         let share = Arc::clone(limiter.join().share());
@@ -104,8 +104,8 @@ impl Rig {
     /// Kicks, and lets the kernel note it in the ring.
     fn kick(&mut self) {
         self.guest.queue().kick();
-        self.worker.engine.submit();
-        assert!(self.worker.engine.has_events(), "the kernel notes the kick");
+        self.worker.uring.submit();
+        assert!(self.worker.uring.has_events(), "the kernel notes the kick");
     }
 
     fn stats(&mut self) -> QueueStats {
