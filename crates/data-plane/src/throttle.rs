@@ -2,12 +2,12 @@
 //! The throttle of one queue: its view on the limits of its disk, and its wait for them.
 //!
 //! A queue that may take no chain waits. Its thread sleeps until then, for [`QUANTUM`] at least, and
-//! the queue makes up for it by the burst. Queues with a lower place are ahead: it sleeps for another
+//! the queue makes up for it by the burst. Queues with a lower ticket are ahead: it sleeps for another
 //! quantum for each, and lets them go first once more when the limit opens. Then it takes, so that a
 //! queue that is ahead and does not come (its lane or its thread is busy) delays the others
 //! by a few milliseconds only.
 
-use crate::limits::{Duty, LEAD_MAX, Limiter, Nanos, Place, Share, Wait};
+use crate::limits::{Duty, LEAD_MAX, Limiter, Nanos, Share, Ticket, Wait};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,8 +26,8 @@ pub(crate) struct Throttle {
     closed_until: Nanos,
     /// The wait of a waiting queue.
     wait: Option<Wait>,
-    /// Its place; `None`: another queue pays the debt of the disk.
-    place: Option<Place>,
+    /// Its ticket; `None`: another queue pays the debt of the disk.
+    ticket: Option<Ticket>,
     /// The beginning of the present or the last wait, and the length of the last one; 0 if the queue
     /// did not wait before the present chains.
     closed_at: Nanos,
@@ -45,7 +45,7 @@ impl Throttle {
             limited: false,
             closed_until: 0,
             wait: None,
-            place: None,
+            ticket: None,
             closed_at: 0,
             waited: 0,
             has_yielded: false,
@@ -90,25 +90,25 @@ impl Throttle {
             self.lead = LEAD_MAX;
             return;
         }
-        if !self.may_have_place(owes, now) {
+        if !self.may_have_ticket(owes, now) {
             return;
         }
-        let place = self.take_place(now);
+        let ticket = self.take_ticket(now);
         let share = &self.share;
-        if !self.has_yielded && share.limiter().ahead(place, 1) > 0 {
+        if !self.has_yielded && share.limiter().ahead(ticket, 1) > 0 {
             self.has_yielded = true;
             self.closed_until = now + nanos(QUANTUM);
             return;
         }
         // Those ahead may come now: the limit must not be closed for long.
-        self.lead = if share.limiter().serve(place) { LEAD_MAX } else { nanos(QUANTUM) };
-        self.place = None;
+        self.lead = if share.limiter().serve(ticket) { LEAD_MAX } else { nanos(QUANTUM) };
+        self.ticket = None;
         if owes {
             share.pay(now, self.lead);
             let at = share.limiter().opens_at();
             if at > now || share.owes() {
-                let place = *self.place.insert(share.wait());
-                return self.sleep(place, at, now);
+                let ticket = *self.ticket.insert(share.wait());
+                return self.sleep(ticket, at, now);
             }
         }
         share.waits_no_more();
@@ -118,26 +118,26 @@ impl Throttle {
 
     /// Begins or goes on with a wait until `at`.
     fn close(&mut self, at: Nanos, now: Nanos) {
-        if self.may_have_place(self.share.owes(), now) {
-            let place = self.take_place(now);
-            self.sleep(place, at, now);
+        if self.may_have_ticket(self.share.owes(), now) {
+            let ticket = self.take_ticket(now);
+            self.sleep(ticket, at, now);
         }
     }
 
-    /// Returns whether the queue may have a place: its disk has no debt, or this queue pays it. Otherwise
+    /// Returns whether the queue may have a ticket: its disk has no debt, or this queue pays it. Otherwise
     /// it looks again soon: it may be the next payer.
-    fn may_have_place(&mut self, owes: bool, now: Nanos) -> bool {
+    fn may_have_ticket(&mut self, owes: bool, now: Nanos) -> bool {
         // Another queue that has paid all of the debt takes next.
         if !owes && !self.share.waits().has_other_payer(self.wait) {
             return true;
         }
         let wait = self.begin(now);
         let duty = self.share.waits().duty(wait, now);
-        // A place from before the last request of the disk would let it take twice.
+        // A ticket from before the last request of the disk would let it take twice.
         if duty != Duty::Pay
-            && let Some(place) = self.place.take()
+            && let Some(ticket) = self.ticket.take()
         {
-            self.share.limiter().leave(place);
+            self.share.limiter().leave(ticket);
         }
         if duty == Duty::Wait {
             self.closed_until = now + LEAD_MAX;
@@ -154,17 +154,17 @@ impl Throttle {
         *self.wait.get_or_insert_with(|| share.waits().begin())
     }
 
-    /// Takes a place, unless the queue has one.
-    fn take_place(&mut self, now: Nanos) -> Place {
+    /// Takes a ticket, unless the queue has one.
+    fn take_ticket(&mut self, now: Nanos) -> Ticket {
         self.begin(now);
         let share = &self.share;
-        *self.place.get_or_insert_with(|| share.wait())
+        *self.ticket.get_or_insert_with(|| share.wait())
     }
 
-    /// Waits at a place until `at`, and longer if others are ahead.
-    fn sleep(&mut self, place: Place, at: Nanos, now: Nanos) {
+    /// Waits with a ticket until `at`, and longer if others are ahead.
+    fn sleep(&mut self, ticket: Ticket, at: Nanos, now: Nanos) {
         let share = &self.share;
-        let ahead = share.limiter().wait_on(place, AHEAD_MAX) as u64;
+        let ahead = share.limiter().wait_on(ticket, AHEAD_MAX) as u64;
         let at = at.max(now + nanos(QUANTUM));
         let lead = share.give_way(at, now);
         self.closed_until = at.saturating_add(lead.max(ahead * nanos(QUANTUM)));
@@ -224,8 +224,8 @@ impl Throttle {
         if let Some(wait) = self.wait.take() {
             self.share.waits().end(wait, self.share.limiter().now());
         }
-        if let Some(place) = self.place.take() {
-            self.share.limiter().leave(place);
+        if let Some(ticket) = self.ticket.take() {
+            self.share.limiter().leave(ticket);
             self.share.waits_no_more();
         }
     }
@@ -335,7 +335,7 @@ mod tests {
         throttle.open(now);
         assert_eq!(throttle.closed_until, now + nanos(QUANTUM), "it was not let go first");
         throttle.open(now + nanos(QUANTUM));
-        assert!(throttle.is_open() && throttle.place.is_none());
+        assert!(throttle.is_open() && throttle.ticket.is_none());
         assert_eq!(limiter.ahead((first.0, first.1 + 1), 9), 0, "it delays the next one again");
     }
 
@@ -353,17 +353,17 @@ mod tests {
         throttle.open(now + nanos(QUANTUM));
         assert!(throttle.is_open(), "it waits for one that stays away");
         overtaken.close(now, now);
-        let (place, next) = (overtaken.place.expect("it waits"), throttle.share.wait());
+        let (ticket, next) = (overtaken.ticket.expect("it waits"), throttle.share.wait());
         assert_eq!(limiter.ahead(next, 9), 1, "it starves");
         assert_eq!(
             overtaken.share.wait().0,
-            place.0,
+            ticket.0,
             "its next wait is behind the one that overtook"
         );
     }
 
     #[test]
-    fn a_queue_that_stops_gives_its_place_back() {
+    fn a_queue_that_stops_gives_its_ticket_back() {
         let limiter = Limiter::new(Some("g"));
         limiter.set(&bytes(1));
         let mut throttle = Throttle::new(share(&limiter));

@@ -23,13 +23,13 @@ pub struct UringPlane {
     member: Member,
     /// The thread of queue 0; the other queues follow in turn.
     first_thread: usize,
-    queues: BTreeMap<u16, Place>,
+    queues: BTreeMap<u16, QueueLocation>,
     /// Kept while it is registered.
     memory: Option<Arc<GuestMemory>>,
 }
 
 /// The thread of a running queue, and the thread's number of the queue.
-struct Place {
+struct QueueLocation {
     thread: usize,
     id: QueueId,
     new_call: Arc<NewCall>,
@@ -166,8 +166,8 @@ impl UringPlane {
         self.lanes.threads().for_each(|(postbox, number)| postbox.send(Mail::Wake(number)));
     }
 
-    fn place(&self, index: u16) -> (&Postbox, QueueId) {
-        let Place { thread, id, .. } = self.queues[&index];
+    fn location(&self, index: u16) -> (&Postbox, QueueId) {
+        let QueueLocation { thread, id, .. } = self.queues[&index];
         (self.lanes.pool().postbox(thread), id)
     }
 }
@@ -197,13 +197,13 @@ impl DataPlane for UringPlane {
         let thread = (self.first_thread + usize::from(index)) % pool.threads();
         let (disk, queue) = (self.lanes.number(thread), Box::new((setup, virtqueue)));
         let id = pool.postbox(thread).ask(|reply| Mail::Start(disk, queue, reply));
-        self.queues.insert(index, Place { thread, id, new_call: Arc::default() });
+        self.queues.insert(index, QueueLocation { thread, id, new_call: Arc::default() });
         Ok(())
     }
 
     fn stop_queues(&mut self, indices: &[u16], kept: KeptRequests) -> Vec<QueueState> {
         let stop = |index: &u16| {
-            let (postbox, id) = self.place(*index);
+            let (postbox, id) = self.location(*index);
             postbox.request(|reply| Mail::Stop(id, kept, reply))
         };
         let answers: Vec<Answer<QueueState>> = indices.iter().map(stop).collect();
@@ -213,7 +213,7 @@ impl DataPlane for UringPlane {
     }
 
     fn set_call(&mut self, index: u16, call: Option<File>) -> Result<(), KernelError> {
-        let (postbox, id) = self.place(index);
+        let (postbox, id) = self.location(index);
         let new_call = &self.queues[&index].new_call;
         if new_call.put(call) {
             postbox.send(Mail::SetCall(id, Arc::clone(new_call)));
@@ -231,7 +231,7 @@ impl DataPlane for UringPlane {
     }
 
     fn queue_report(&self, index: u16, _: &[(String, String)]) -> QueueReport {
-        let (postbox, id) = self.place(index);
+        let (postbox, id) = self.location(index);
         postbox.ask(|reply| Mail::State(id, reply)).report()
     }
 }

@@ -8,8 +8,8 @@ use crate::queue_setup::{QueueSlot, VringAddr};
 use crate::region_use::UsedRegion;
 use crate::session::Session;
 use crate::state::{
-    AddrState, ConnectionState, DeviceState, HealthState, InflightState, KickState, PartState,
-    Place, RegionState, SlotState, StateError,
+    AddrState, ConnectionState, DescriptorIndex, DeviceState, HealthState, InflightState,
+    KickState, PartState, RegionState, SlotState, StateError,
 };
 use crate::{Device, DeviceOptions};
 use backend::Info;
@@ -60,15 +60,15 @@ pub(crate) struct Inherited {
 pub(crate) struct Descriptors(Vec<Option<OwnedFd>>);
 
 impl Descriptors {
-    fn take(&mut self, at: Place) -> Result<OwnedFd, StateError> {
+    fn take(&mut self, at: DescriptorIndex) -> Result<OwnedFd, StateError> {
         self.0.get_mut(at).and_then(Option::take).ok_or(StateError::Descriptor(at))
     }
 
-    fn file(&mut self, at: Place) -> Result<File, StateError> {
+    fn file(&mut self, at: DescriptorIndex) -> Result<File, StateError> {
         self.take(at).map(File::from)
     }
 
-    fn file_of(&mut self, at: Option<Place>) -> Result<Option<File>, StateError> {
+    fn file_of(&mut self, at: Option<DescriptorIndex>) -> Result<Option<File>, StateError> {
         at.map(|at| self.file(at)).transpose()
     }
 }
@@ -78,7 +78,7 @@ impl Descriptors {
 struct Table(Vec<RawFd>);
 
 impl Table {
-    fn add(&mut self, fd: &impl AsRawFd) -> Place {
+    fn add(&mut self, fd: &impl AsRawFd) -> DescriptorIndex {
         self.0.push(fd.as_raw_fd());
         self.0.len() - 1
     }
