@@ -3,7 +3,7 @@
 
 use crate::error::StartError;
 use crate::limits::Share;
-use crate::mail::{AddDisk, Answer, Mail, Postbox};
+use crate::mail::{AddDisk, Mail, PendingReply, Postbox};
 use crate::plane::IoPoll;
 use crate::pool::UringPool;
 use backend::{Disk, Lane};
@@ -76,7 +76,7 @@ impl Drop for Lanes {
         let remove = |(postbox, number): (&Postbox, u16)| {
             postbox.request(|reply| Mail::RemoveDisk(number, reply))
         };
-        let answers: Vec<Answer<Box<dyn Lane>>> = self.threads().map(remove).collect();
+        let answers: Vec<PendingReply<Box<dyn Lane>>> = self.threads().map(remove).collect();
         answers.into_iter().for_each(|answer| drop(answer.wait()));
     }
 }

@@ -91,11 +91,11 @@ pub(crate) struct AddDisk {
     pub(crate) submits_elsewhere: bool,
 }
 
-/// The pending answer of a thread.
+/// A reply of a thread that may not have arrived.
 #[must_use = "the thread answers"]
-pub(crate) struct Answer<T>(Receiver<T>);
+pub(crate) struct PendingReply<T>(Receiver<T>);
 
-impl<T> Answer<T> {
+impl<T> PendingReply<T> {
     pub(crate) fn wait(self) -> T {
         self.0.recv().expect("the thread answers before it ends")
     }
@@ -126,10 +126,10 @@ impl Postbox {
     }
 
     /// Sends the mail that `mail` makes of a reply channel.
-    pub(crate) fn request<T>(&self, mail: impl FnOnce(Sender<T>) -> Mail) -> Answer<T> {
+    pub(crate) fn request<T>(&self, mail: impl FnOnce(Sender<T>) -> Mail) -> PendingReply<T> {
         let (reply, answer) = channel();
         self.send(mail(reply));
-        Answer(answer)
+        PendingReply(answer)
     }
 
     /// Sends the mail that `mail` makes of a reply channel, and waits for the reply.

@@ -6,7 +6,7 @@ use crate::event::QueueId;
 use crate::lanes::Lanes;
 use crate::limit_change::{LimitChange, LimitError};
 use crate::limits::{Limiter, Limits, Member, Share};
-use crate::mail::{Answer, Mail, NewCall, Postbox};
+use crate::mail::{Mail, NewCall, PendingReply, Postbox};
 use crate::plane::{DataPlane, KeptRequests, QueueReport, QueueSetup, QueueState};
 use crate::pool::{UringOptions, UringPool};
 use backend::Disk;
@@ -206,8 +206,8 @@ impl DataPlane for UringPlane {
             let (postbox, id) = self.location(*index);
             postbox.request(|reply| Mail::Stop(id, kept, reply))
         };
-        let answers: Vec<Answer<QueueState>> = indices.iter().map(stop).collect();
-        let stopped = answers.into_iter().map(Answer::wait).collect();
+        let answers: Vec<PendingReply<QueueState>> = indices.iter().map(stop).collect();
+        let stopped = answers.into_iter().map(PendingReply::wait).collect();
         self.queues.retain(|index, _| !indices.contains(index));
         stopped
     }

@@ -4,7 +4,7 @@
 //! [`Worker::turn`] shows the whole life of a request in the six stage words of the project.
 
 mod disks;
-mod inbox;
+mod mail;
 mod parking;
 #[cfg(test)]
 mod tests;
@@ -196,7 +196,7 @@ impl Worker {
             match event {
                 Event::Lane { disk, token } => self.lane_event(disk, token, result),
                 Event::Kick { queue, armed } => self.kicked(queue, armed, result),
-                Event::Mail { armed } => self.open_mail(armed),
+                Event::Mail { armed } => self.handle_mails(armed),
                 Event::IoWorkers => self.look_at_io_workers(),
                 // `reap` turns timers and deliveries into lane events
                 Event::Timer { .. } | Event::Remote { .. } | Event::Ignored => {}

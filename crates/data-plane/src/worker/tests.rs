@@ -121,7 +121,7 @@ impl Rig {
 /// Sends a mail, lets the thread open it, and returns the answer.
 fn answer<T>(worker: &mut Worker, post: &Postbox, mail: impl FnOnce(Sender<T>) -> Mail) -> T {
     let answer = post.request(mail);
-    worker.open_mail(true);
+    worker.handle_mails(true);
     answer.wait()
 }
 
@@ -261,11 +261,11 @@ fn the_choices_of_the_thread_are_in_the_state_of_a_queue() {
 fn a_thread_carries_out_a_part_of_its_mail_and_comes_back() {
     let mut rig = Rig::new(None, 1);
     let (reply, answers) = std::sync::mpsc::channel();
-    for _ in 0..=inbox::MAILS_MAX {
+    for _ in 0..=mail::MAILS_MAX {
         rig.postbox.send(Mail::Ping(reply.clone()));
     }
-    for expected in [inbox::MAILS_MAX, 1] {
-        rig.worker.open_mail(true);
+    for expected in [mail::MAILS_MAX, 1] {
+        rig.worker.handle_mails(true);
         assert_eq!(answers.try_iter().count(), expected);
     }
     assert_eq!(rig.worker.mail_fd.read().unwrap(), 1, "the thread has woken itself once");

@@ -20,7 +20,7 @@ pub(super) const MAILS_MAX: usize = 64;
 
 impl Worker {
     #[cold]
-    pub(super) fn open_mail(&mut self, armed: bool) {
+    pub(super) fn handle_mails(&mut self, armed: bool) {
         if !armed {
             let event = Event::Mail { armed: true };
             self.uring.poll_eventfd(self.mail_fd.as_raw_fd(), event);
