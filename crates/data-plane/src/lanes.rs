@@ -27,14 +27,14 @@ impl Lanes {
     ) -> Result<Self, StartError> {
         let mut lanes = Lanes { pool, disk, numbers: Vec::new() };
         let info = lanes.disk.info();
-        let submits_elsewhere = info.submission_blocks;
+        let force_async = info.submission_blocks;
         let iopoll = match lanes.pool.options().iopoll {
             IoPoll::Auto if !info.io_poll => IoPoll::Off,
             chosen => chosen,
         };
         for thread in 0..lanes.pool.threads() {
             let lane = lanes.disk.open_lane().map_err(StartError::Lane)?;
-            let disk = AddDisk { lane, share: Arc::clone(share), iopoll, submits_elsewhere };
+            let disk = AddDisk { lane, share: Arc::clone(share), iopoll, force_async };
             let number = lanes.pool.postbox(thread).ask(|reply| Mail::AddDisk(disk, reply))?;
             lanes.numbers.push(number);
         }

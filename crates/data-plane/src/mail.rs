@@ -87,8 +87,8 @@ pub(crate) struct AddDisk {
     pub(crate) share: Arc<Share>,
     /// Use of the `IOPOLL` ring; `Auto`: the device has poll queues.
     pub(crate) iopoll: IoPoll,
-    /// Operations are submitted by a thread of the kernel.
-    pub(crate) submits_elsewhere: bool,
+    /// Submits operations with IOSQE_ASYNC, because issuing one may block.
+    pub(crate) force_async: bool,
 }
 
 /// A reply of a thread that may not have arrived.

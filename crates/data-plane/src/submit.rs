@@ -192,7 +192,7 @@ impl Storage {
         let (_, index) = queue_and_entry(slot);
         let Submitted { taken, request, io } = queue.requests.finish(index);
         if let Err(error) = result
-            && queue.halts(request.kind, &io, error)
+            && queue.handle_failure(request.kind, &io, error)
         {
             return queue.keep(taken, request);
         }

@@ -285,7 +285,7 @@ impl Engine for LaneEngine<'_> {
                 return uring.push_entry(&entry);
             }
         };
-        let entry = match uring.ports[usize::from(disk)].submits_elsewhere {
+        let entry = match uring.ports[usize::from(disk)].force_async {
             true => entry.flags(squeue::Flags::ASYNC),
             false => entry,
         };

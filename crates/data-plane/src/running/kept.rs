@@ -18,10 +18,10 @@ use backend::{Io, IoError};
 use virtio_blk::{Completion, Kind, Request};
 
 impl RunningQueue {
-    /// Judges the failed I/O of a request. Halts the disk if its policy says so; returns whether the
-    /// request must be kept: a queue with a ring fault would never take it again.
+    /// Counts and judges the failed I/O of a request. Halts the disk if its policy says so. Returns
+    /// whether the request must be kept: a queue with a ring fault would never take it again.
     #[cold]
-    pub(crate) fn halts(&mut self, kind: Kind, io: &Io, error: IoError) -> bool {
+    pub(crate) fn handle_failure(&mut self, kind: Kind, io: &Io, error: IoError) -> bool {
         if let Some(failure) = StorageFailure::of_io(kind, io.offset_bytes, error) {
             self.stats.failures[failure.kind as usize] += 1;
             self.health.failed(failure);

@@ -92,10 +92,10 @@ impl Worker {
     }
 
     fn add_disk(&mut self, disk: AddDisk) -> Result<u16, StartError> {
-        let AddDisk { lane, share, iopoll, submits_elsewhere } = disk;
+        let AddDisk { lane, share, iopoll, force_async } = disk;
         let number = self.disks.free_disk().ok_or(StartError::Full)?;
         self.uring.open_port(number, &lane.files(), iopoll).map_err(StartError::Register)?;
-        self.uring.ports[usize::from(number)].submits_elsewhere = submits_elsewhere;
+        self.uring.ports[usize::from(number)].force_async = force_async;
         self.disks.insert(number, DiskOnThread::new(Storage::new(number, lane), share));
         Ok(number)
     }

@@ -81,7 +81,7 @@ impl Rig {
         let lane = Box::new(Steps { operations, left: HashMap::new() });
         let limiter = Limiter::new(None);
         let share = Arc::clone(limiter.join().share());
-        let disk = AddDisk { lane, share, iopoll: IoPoll::Off, submits_elsewhere: false };
+        let disk = AddDisk { lane, share, iopoll: IoPoll::Off, force_async: false };
         let number = answer(&mut worker, &postbox, |reply| Mail::AddDisk(disk, reply)).unwrap();
         let memory = driver::GuestMemory::new(&[(0, 1 << 20)]).unwrap();
         let queue = Queue::new(&memory, QUEUE_SIZE, false, true).unwrap();
