@@ -68,7 +68,7 @@ pub use limit_change::{LimitChange, LimitError};
 pub use limits::Limits;
 pub use once_per_second::{LogLimit, OncePerSecond};
 pub use plane::{
-    Choices, Coalesce, IoPoll, KeptRequests, PlaneKind, QueueReport, QueueSetup, QueueState,
+    AtStop, Choices, Coalesce, IoPoll, PlaneKind, QueueReport, QueueSetup, QueueState,
 };
 pub use pool::{UringOptions, UringPool};
 pub use region::{InflightRegion, queue_region_bytes};

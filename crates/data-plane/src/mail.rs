@@ -4,7 +4,7 @@
 use crate::error::StartError;
 use crate::event::QueueId;
 use crate::limits::{Limiter, Share};
-use crate::plane::{IoPoll, KeptRequests, QueueSetup, QueueState};
+use crate::plane::{AtStop, IoPoll, QueueSetup, QueueState};
 use backend::Lane;
 use std::fs::File;
 use std::io;
@@ -29,7 +29,7 @@ pub(crate) enum Mail {
     Start(u16, Box<(QueueSetup, VirtQueue)>, Sender<QueueId>),
     /// A disk is no longer halted.
     Wake(u16),
-    Stop(QueueId, KeptRequests, Sender<QueueState>),
+    Stop(QueueId, AtStop, Sender<QueueState>),
     /// The queue has a new call eventfd.
     SetCall(QueueId, Arc<NewCall>),
     State(QueueId, Sender<QueueState>),

@@ -30,7 +30,7 @@ pub(crate) trait DataPlane {
     /// Stops the running queues `indices`: first none of them takes a further chain, then their
     /// requests in flight complete, except those that a halted disk keeps. The time is that of the
     /// slowest queue. Returns their states in the same order.
-    fn stop_queues(&mut self, indices: &[u16], kept: KeptRequests) -> Vec<QueueState>;
+    fn stop_queues(&mut self, indices: &[u16], at_stop: AtStop) -> Vec<QueueState>;
 
     /// Replaces the call eventfd of a running queue without waiting for its I/O.
     fn set_call(&mut self, index: u16, call: Option<File>) -> Result<(), KernelError>;
@@ -133,16 +133,28 @@ impl QueueSetup {
     }
 }
 
-/// The end of the requests that a halted disk keeps, when their queue stops.
+/// Treatment of the requests that a halted disk keeps, at the stop of their queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum KeptRequests {
+pub enum AtStop {
     /// They are carried out after the next start of the queue. The in-flight region records them, or
     /// [`QueueState::left`] if there is none.
-    Carry,
+    Resubmit,
     /// The front-end is gone: they stay in the in-flight region; without one they get an error.
-    Leave,
+    LeaveInRegion,
     /// They get an error: the queue may start elsewhere, or never.
-    Answer,
+    Fail,
+}
+
+impl AtStop {
+    /// Returns whether the stop itself answers the kept requests with an error. `has_region`: the
+    /// in-flight region records them.
+    pub fn fails(self, has_region: bool) -> bool {
+        match self {
+            AtStop::Resubmit => false,
+            AtStop::LeaveInRegion => !has_region,
+            AtStop::Fail => true,
+        }
+    }
 }
 
 /// The present choices of a data plane for a running queue.
@@ -170,7 +182,7 @@ pub struct QueueState {
     pub faulted: bool,
     /// Requests that wait for the end of a halt, or were left in flight by a previous daemon.
     pub kept: u64,
-    /// After a stop with [`KeptRequests::Carry`]: the requests for [`QueueSetup::kept`].
+    /// After a stop with [`AtStop::Resubmit`]: the requests for [`QueueSetup::kept`].
     pub left: Vec<Resubmit>,
 }
 

@@ -12,7 +12,7 @@ use crate::health::Health;
 use crate::latency::{Clock, Nanos, Operation};
 use crate::limits::Share;
 use crate::mail::NewCall;
-use crate::plane::{Coalesce, KeptRequests, QueueSetup, QueueState};
+use crate::plane::{AtStop, Coalesce, QueueSetup, QueueState};
 use crate::region::{QueueRegion, log_no_room, log_resubmits};
 use crate::request_table::{RequestTable, Taken};
 use crate::signals::signal;
@@ -63,8 +63,8 @@ pub(crate) struct RunningQueue {
     pub(crate) faulted: bool,
     /// The control plane waits for the queue to drain.
     pub(crate) stopping: Option<Sender<QueueState>>,
-    /// The end of kept requests at the stop.
-    pub(crate) ends_kept: KeptRequests,
+    /// Treatment of kept requests at a stop.
+    pub(crate) kept_at_stop: AtStop,
     health: Arc<Health>,
     /// The disk was halted when the thread last looked.
     halted: bool,
@@ -131,7 +131,7 @@ impl RunningQueue {
             has_room: true,
             faulted: false,
             stopping: None,
-            ends_kept: KeptRequests::Carry,
+            kept_at_stop: AtStop::Resubmit,
             halted: health.is_halted(),
             stall: StallWatch::new(health.io_timeout()),
             health,

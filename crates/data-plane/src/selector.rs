@@ -13,7 +13,7 @@ use crate::error_rules::ErrorRules;
 use crate::kernel::{KernelOptions, KernelPlane};
 use crate::limit_change::{LimitChange, LimitError};
 use crate::limits::Limits;
-use crate::plane::{DataPlane, KeptRequests, PlaneKind, QueueReport, QueueSetup, QueueState};
+use crate::plane::{AtStop, DataPlane, PlaneKind, QueueReport, QueueSetup, QueueState};
 use crate::uring_plane::UringPlane;
 use backend::Disk;
 use std::collections::BTreeMap;
@@ -389,13 +389,13 @@ impl PlaneSelector {
     /// Stops queues: none of them takes a further chain, and their requests in flight complete.
     /// Returns their states in the same order. All queues stop before the first wait: this takes as
     /// long as the slowest queue. Requests that a halted disk keeps end as `kept` says.
-    pub fn stop_queues(&mut self, queues: Vec<QueueHandle>, kept: KeptRequests) -> Vec<QueueState> {
+    pub fn stop_queues(&mut self, queues: Vec<QueueHandle>, at_stop: AtStop) -> Vec<QueueState> {
         let mut stopped = std::mem::take(&mut self.faulted);
         for kind in [PlaneKind::Kernel, PlaneKind::Uring] {
             let runs =
                 |queue: &&QueueHandle| queue.runs_on == kind && !stopped.contains_key(&queue.index);
             let indices: Vec<u16> = queues.iter().filter(runs).map(|queue| queue.index).collect();
-            let states = self.plane_mut(kind).stop_queues(&indices, kept);
+            let states = self.plane_mut(kind).stop_queues(&indices, at_stop);
             stopped.extend(indices.into_iter().zip(states));
         }
         let state = |queue: QueueHandle| {

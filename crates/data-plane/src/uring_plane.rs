@@ -7,7 +7,7 @@ use crate::lanes::Lanes;
 use crate::limit_change::{LimitChange, LimitError};
 use crate::limits::{Limiter, Limits, Member, Share};
 use crate::mail::{Mail, NewCall, PendingReply, Postbox};
-use crate::plane::{DataPlane, KeptRequests, QueueReport, QueueSetup, QueueState};
+use crate::plane::{AtStop, DataPlane, QueueReport, QueueSetup, QueueState};
 use crate::pool::{UringOptions, UringPool};
 use backend::Disk;
 use std::collections::BTreeMap;
@@ -201,10 +201,10 @@ impl DataPlane for UringPlane {
         Ok(())
     }
 
-    fn stop_queues(&mut self, indices: &[u16], kept: KeptRequests) -> Vec<QueueState> {
+    fn stop_queues(&mut self, indices: &[u16], at_stop: AtStop) -> Vec<QueueState> {
         let stop = |index: &u16| {
             let (postbox, id) = self.location(*index);
-            postbox.request(|reply| Mail::Stop(id, kept, reply))
+            postbox.request(|reply| Mail::Stop(id, at_stop, reply))
         };
         let answers: Vec<PendingReply<QueueState>> = indices.iter().map(stop).collect();
         let stopped = answers.into_iter().map(PendingReply::wait).collect();
@@ -239,6 +239,6 @@ impl DataPlane for UringPlane {
 impl Drop for UringPlane {
     fn drop(&mut self) {
         let running: Vec<u16> = self.queues.keys().copied().collect();
-        self.stop_queues(&running, KeptRequests::Leave);
+        self.stop_queues(&running, AtStop::LeaveInRegion);
     }
 }

@@ -9,7 +9,7 @@ use crate::mem_table::{MemTable, SLOTS_MAX};
 use crate::queue_setup::{QueueSlot, VringAddr};
 use crate::region_use::UsedRegion;
 use crate::session::Session;
-use data_plane::{InflightRegion, KeptRequests};
+use data_plane::{AtStop, InflightRegion};
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
@@ -63,7 +63,7 @@ impl Session<'_> {
 
     /// Changes the set-up of a queue. Stops a running queue before and restarts it afterwards.
     fn reconfigure(&mut self, index: usize, change: impl FnOnce(&mut QueueSlot)) -> Result<()> {
-        self.stop([index], KeptRequests::Carry);
+        self.stop([index], AtStop::Resubmit);
         change(&mut self.queues[index]);
         checked(self.try_start(index))
     }
@@ -99,7 +99,7 @@ impl VhostUserBackendReqHandlerMut for Session<'_> {
             return refused("the ring layout cannot change while a queue runs");
         }
         if features != self.features {
-            checked(self.while_stopped(KeptRequests::Carry, |session| {
+            checked(self.while_stopped(AtStop::Resubmit, |session| {
                 session.features = features;
                 Ok(())
             }))?;
@@ -128,7 +128,7 @@ impl VhostUserBackendReqHandlerMut for Session<'_> {
         match u16::try_from(num) {
             Ok(size) if size > 0 && size <= limit => {
                 // kept requests fail: a ring of another size does not contain their chains
-                self.stop([index], KeptRequests::Answer);
+                self.stop([index], AtStop::Fail);
                 self.reconfigure(index, |queue| queue.size = size)
             }
             _ => refused(format!("a queue of {num} descriptors; at most --queue-size {limit}")),
@@ -159,7 +159,7 @@ impl VhostUserBackendReqHandlerMut for Session<'_> {
 
     fn set_vring_base(&mut self, index: u32, base: u32) -> Result<()> {
         let index = self.index(index)?;
-        self.stop([index], KeptRequests::Answer);
+        self.stop([index], AtStop::Fail);
         self.reconfigure(index, |queue| queue.base = base)
     }
 
@@ -167,7 +167,7 @@ impl VhostUserBackendReqHandlerMut for Session<'_> {
     /// gives up the lock of the image.
     fn get_vring_base(&mut self, index: u32) -> Result<VhostUserVringState> {
         let at = self.index(index)?;
-        self.stop([at], KeptRequests::Answer);
+        self.stop([at], AtStop::Fail);
         self.queues[at].kick = None;
         self.hand_image_over();
         Ok(VhostUserVringState::new(index, self.queues[at].base))
@@ -229,7 +229,7 @@ impl VhostUserBackendReqHandlerMut for Session<'_> {
             return Ok(());
         }
         if !enable {
-            self.stop([index], KeptRequests::Answer);
+            self.stop([index], AtStop::Fail);
         }
         self.reconfigure(index, |queue| queue.enabled = enable)
     }
@@ -286,7 +286,7 @@ impl VhostUserBackendReqHandlerMut for Session<'_> {
             checked(InflightRegion::map(file, mmap_offset, mmap_size, num_queues, queue_size))?;
         let region = checked(UsedRegion::begin(region, self.inflight_region.as_ref()))?;
         // The old region records kept requests, and the new one does not.
-        checked(self.while_stopped(KeptRequests::Answer, |session| {
+        checked(self.while_stopped(AtStop::Fail, |session| {
             session.inflight_region = Some(region);
             Ok(())
         }))
@@ -320,7 +320,7 @@ impl VhostUserBackendReqHandlerMut for Session<'_> {
     fn set_log_base(&mut self, log: &VhostUserLog, file: File) -> Result<()> {
         let log = DirtyLog::map(file, log.mmap_offset, log.mmap_size)
             .map_err(|e| Error::ReqHandlerError(refusal(e)))?;
-        checked(self.while_stopped(KeptRequests::Carry, |session| {
+        checked(self.while_stopped(AtStop::Resubmit, |session| {
             session.log = Some(Arc::new(log));
             Ok(())
         }))

@@ -13,7 +13,7 @@ use crate::state::{
 };
 use crate::{Device, DeviceOptions};
 use backend::Info;
-use data_plane::{InflightRegion, KeptRequests, LimitChange, LimitError, Limits};
+use data_plane::{AtStop, InflightRegion, LimitChange, LimitError, Limits};
 use rustix::time::{ClockId, clock_gettime};
 use std::fs::File;
 use std::io;
@@ -105,7 +105,7 @@ impl Session<'_> {
     pub(crate) fn freeze(&mut self, peer: Option<&Peer<'_>>, reply: &Sender<Frozen>) {
         let time = clock_gettime(ClockId::Monotonic);
         let stopped_at_ns = time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64;
-        let stopped = self.stop_running(KeptRequests::Carry);
+        let stopped = self.stop_running(AtStop::Resubmit);
         let (thaw, thawed) = channel();
         let frozen = Frozen { exported: self.export(peer), stopped_at_ns, _thaw: thaw };
         let _ = reply.send(frozen); // an error drops it at once

@@ -4,7 +4,7 @@
 use crate::control::{ImageLockState, Notice, QueueStatus, Status};
 use crate::error::{SwitchError, refusal};
 use crate::session::Session;
-use data_plane::{KeptRequests, KernelError, PlaneKind, QueueHandle, QueueStartError};
+use data_plane::{AtStop, KernelError, PlaneKind, QueueHandle, QueueStartError};
 use std::io;
 use std::sync::atomic::Ordering;
 use virtio_spec::blk::SECTOR_BYTES;
@@ -25,7 +25,7 @@ impl Session<'_> {
         // Check it before any queue stops.
         self.device.planes.check(to)?;
         let (was, queues) =
-            (self.device.planes.why().to_owned(), self.stop_running(KeptRequests::Carry));
+            (self.device.planes.why().to_owned(), self.stop_running(AtStop::Resubmit));
         self.device.planes.move_to(to, "the control socket says so");
         match queues.iter().try_for_each(|&index| self.start_once(index)) {
             Ok(()) => {
@@ -35,7 +35,7 @@ impl Session<'_> {
                 Ok(queues.len())
             }
             Err(error) => {
-                self.stop_running(KeptRequests::Carry);
+                self.stop_running(AtStop::Resubmit);
                 self.device.planes.move_to(from, &was);
                 let back = self.start_each(queues, Self::start_once);
                 tracing::warn!(plane = %to, %error, "the data plane was not switched");
@@ -59,7 +59,7 @@ impl Session<'_> {
             %why,
             "the kernel refused a queue: data plane: uring"
         );
-        let mut queues = self.stop_running(KeptRequests::Carry);
+        let mut queues = self.stop_running(AtStop::Resubmit);
         queues.push(index);
         let because = format!("the kernel refused queue {index}: {why}");
         self.device.planes.move_to(PlaneKind::Uring, &because);

@@ -12,7 +12,6 @@ use super::RunningQueue;
 use crate::failure::StorageFailure;
 use crate::health::Verdict;
 use crate::latency::Clock;
-use crate::plane::KeptRequests;
 use crate::request_table::Taken;
 use backend::{Io, IoError};
 use virtio_blk::{Completion, Kind, Request};
@@ -47,12 +46,8 @@ impl RunningQueue {
     /// Answers kept requests with an error, if the stop wants that and the disk is halted.
     #[cold]
     pub(crate) fn end_kept(&mut self, clock: &mut Clock) {
-        let answers = match self.ends_kept {
-            KeptRequests::Carry => false,
-            KeptRequests::Leave => self.region.is_none(),
-            KeptRequests::Answer => true,
-        };
-        if !self.halted || !answers || self.resubmit.is_empty() {
+        let fails = self.kept_at_stop.fails(self.region.is_some());
+        if !self.halted || !fails || self.resubmit.is_empty() {
             return;
         }
         self.recovering = 0; // none is carried out

@@ -7,7 +7,7 @@
 
 use super::{PlaneKind, PlaneSelector};
 use crate::error::QueueStartError;
-use crate::plane::{DataPlane, KeptRequests, QueueSetup, QueueState};
+use crate::plane::{AtStop, DataPlane, QueueSetup, QueueState};
 use crate::region::{QueueRegion, log_no_room};
 use crate::stats::QueueStats;
 use virtqueue::{Layout, Resubmit, VirtQueue};
@@ -83,7 +83,7 @@ impl PlaneSelector {
             return Ok(None);
         }
         self.uring.start_queue(setup.try_clone()?)?;
-        let stopped = self.uring.stop_queues(&[setup.index], KeptRequests::Carry);
+        let stopped = self.uring.stop_queues(&[setup.index], AtStop::Resubmit);
         Ok(stopped.into_iter().next())
     }
 
@@ -95,11 +95,11 @@ impl PlaneSelector {
     pub fn end_kept(
         &mut self,
         setup: QueueSetup,
-        kept: KeptRequests,
+        at_stop: AtStop,
     ) -> Result<QueueState, QueueStartError> {
         let index = setup.index;
         self.uring.start_queue(setup)?;
-        let stopped = self.uring.stop_queues(&[index], kept);
+        let stopped = self.uring.stop_queues(&[index], at_stop);
         Ok(stopped.into_iter().next().expect("one state for one queue"))
     }
 }

@@ -6,7 +6,7 @@ use super::{Worker, arm_kick};
 use crate::error::StartError;
 use crate::event::{Event, QueueId};
 use crate::mail::{AddDisk, Mail};
-use crate::plane::{KeptRequests, QueueSetup, QueueState};
+use crate::plane::{AtStop, QueueSetup, QueueState};
 use crate::running::RunningQueue;
 use crate::submit::Storage;
 use crate::throttle::Throttle;
@@ -77,7 +77,7 @@ impl Worker {
                     active.wake(queue);
                 });
             }
-            Mail::Stop(id, kept, reply) => self.stop_queue(id, kept, reply),
+            Mail::Stop(id, at_stop, reply) => self.stop_queue(id, at_stop, reply),
             Mail::SetCall(id, new_call) => self.disks.queue(id).0.take_call(&new_call),
             Mail::State(id, reply) => {
                 let mut state = self.disks.queue(id).0.state();
@@ -127,10 +127,10 @@ impl Worker {
         id
     }
 
-    fn stop_queue(&mut self, id: QueueId, kept: KeptRequests, reply: Sender<QueueState>) {
+    fn stop_queue(&mut self, id: QueueId, at_stop: AtStop, reply: Sender<QueueState>) {
         let (queue, _) = self.disks.queue(id);
         queue.stopping = Some(reply);
-        queue.ends_kept = kept;
+        queue.kept_at_stop = at_stop;
         self.stopping.push(id);
         self.active.wake(queue); // chains to resubmit are taken before the queue stops
         if queue.kick_armed {
