@@ -10,7 +10,7 @@ use std::fs::File;
 use std::io;
 use std::sync::Arc;
 use virtio_blk::DiskView;
-use virtqueue::{GuestMemory, Resubmit, RingSetup};
+use virtqueue::{GuestMemory, InflightChain, RingSetup};
 
 /// A data plane: runs the queues of one disk.
 ///
@@ -109,7 +109,7 @@ pub struct QueueSetup {
     /// The health of the disk.
     pub health: Arc<Health>,
     /// Requests that the previous start of the queue has left: [`QueueState::left`].
-    pub kept: Vec<Resubmit>,
+    pub kept: Vec<InflightChain>,
     /// Number of kept chains that an earlier start has counted; they are not counted again.
     pub counted: u64,
 }
@@ -183,7 +183,7 @@ pub struct QueueState {
     /// Requests that wait for the end of a halt, or were left in flight by a previous daemon.
     pub kept: u64,
     /// After a stop with [`AtStop::Resubmit`]: the requests for [`QueueSetup::kept`].
-    pub left: Vec<Resubmit>,
+    pub left: Vec<InflightChain>,
 }
 
 impl QueueState {

@@ -28,7 +28,7 @@ use std::time::Duration;
 use virtio_blk::{Completion, DiskView, Kind, Refused, Request};
 use virtio_spec::blk;
 use virtqueue::chain::StatusByte;
-use virtqueue::{Resubmit, RingFault, VirtQueue};
+use virtqueue::{InflightChain, RingFault, VirtQueue};
 
 /// Bytes in flight of one queue, of data and of ranges, at which it takes no further chain. A stop
 /// waits for at most this plus one request.
@@ -80,7 +80,7 @@ pub(crate) struct RunningQueue {
     region: Option<QueueRegion>,
     /// Chains that a previous daemon left in flight, or that failed and halted the disk; the queue
     /// takes them before any other.
-    resubmit: VecDeque<Resubmit>,
+    resubmit: VecDeque<InflightChain>,
     /// Number of chains at the front of `resubmit` that came from the in-flight region.
     recovering: usize,
     index: u16,
@@ -204,8 +204,8 @@ impl RunningQueue {
         let (virtqueue, region, resubmit) =
             (&mut self.virtqueue, &mut self.region, &mut self.resubmit);
         let taken = self.requests.take(|chain| {
-            let Some(again) = resubmit.pop_front() else { return Ok(None) };
-            let head = virtqueue.take_resubmitted(&again, chain)?;
+            let Some(inflight) = resubmit.pop_front() else { return Ok(None) };
+            let head = virtqueue.take_resubmitted(&inflight, chain)?;
             if let Some(region) = region {
                 region.taken_resubmitted(&head);
             }
@@ -357,7 +357,7 @@ impl RunningQueue {
         if let Some(log) = self.virtqueue.log() {
             let mut left =
                 if matches!(kind, Kind::Read { .. } | Kind::GetId) { u64::MAX } else { 0 };
-            for &(addr, len) in self.requests.entry(taken.index()).chain.written() {
+            for &(addr, len) in self.requests.entry(taken.index()).chain.writable_ranges() {
                 log.mark(addr, len.min(left));
                 left -= len.min(left);
             }

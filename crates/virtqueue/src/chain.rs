@@ -29,7 +29,7 @@ impl ChainHead {
     }
 
     /// Descriptors that the chain occupies in the ring (an indirect table occupies one).
-    pub fn ring_descriptors(&self) -> u16 {
+    pub fn descriptor_count(&self) -> u16 {
         self.descs
     }
 
@@ -44,7 +44,7 @@ impl ChainHead {
 pub struct Chain {
     iovs: Vec<iovec>,
     /// Guest-physical address and length in bytes of each writable segment, if dirty logging is on.
-    written: Vec<(u64, u64)>,
+    writable_ranges: Vec<(u64, u64)>,
     readable_count: usize,
     readable_bytes: u64,
     writable_bytes: u64,
@@ -83,7 +83,7 @@ impl Chain {
 
     pub(crate) fn begin(&mut self, queue_size: u16, log_writes: bool) {
         self.iovs.clear();
-        self.written.clear();
+        self.writable_ranges.clear();
         self.ring_descs.clear();
         self.readable_count = 0;
         self.readable_bytes = 0;
@@ -143,7 +143,7 @@ impl Chain {
     fn cross(&mut self) -> Result<(), RingFault> {
         self.crossed += 1;
         match self.crossed > self.limit {
-            true => Err(RingFault::ChainInPieces { limit: self.limit }),
+            true => Err(RingFault::ChainTooFragmented { limit: self.limit }),
             false => Ok(()),
         }
     }
@@ -153,7 +153,7 @@ impl Chain {
         if writable {
             self.writable_bytes += len;
             if self.log_writes {
-                self.written.push((addr, len));
+                self.writable_ranges.push((addr, len));
             }
         } else {
             self.readable_bytes += len;
@@ -266,8 +266,8 @@ impl Chain {
         if last.iov_len == 0 {
             self.iovs.pop();
         }
-        let addr = self.written.last().map(|(addr, len)| addr + len - 1);
-        if let Some((_, len)) = self.written.last_mut() {
+        let addr = self.writable_ranges.last().map(|(addr, len)| addr + len - 1);
+        if let Some((_, len)) = self.writable_ranges.last_mut() {
             *len -= 1;
         }
         Some(StatusByte { host, addr })
@@ -290,8 +290,8 @@ impl Chain {
 
     /// Guest-physical address and length in bytes of each writable range. Empty unless dirty
     /// logging is on.
-    pub fn written(&self) -> &[(u64, u64)] {
-        &self.written
+    pub fn writable_ranges(&self) -> &[(u64, u64)] {
+        &self.writable_ranges
     }
 }
 

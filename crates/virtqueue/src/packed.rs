@@ -100,20 +100,21 @@ impl PackedQueue {
         Ok(Some(head))
     }
 
-    /// Moves the queue to the used position of a previous owner, which had so many descriptors in flight. Its used
-    /// entries of a batch that it did not publish become available again: the driver would take them as soon as this
-    /// queue has used the entries before.
+    /// Moves the queue to the used position of a previous owner with `descs` descriptors in flight.
+    /// Restores the available flags of used entries that it wrote but did not publish: the driver
+    /// would otherwise accept them after this queue's next publication.
     pub(crate) fn resume(&mut self, used: Position, descs: usize) {
         self.next_used = used;
         self.next_avail = used;
         for _ in 0..descs {
-            self.take_back(self.next_avail);
+            self.restore_available(self.next_avail);
             self.next_avail.advance(1, self.size);
         }
     }
 
-    /// Makes the entry at `at` available, if it was written as used. The driver has not come that far.
-    fn take_back(&mut self, at: Position) {
+    /// Restores the available flags of an unpublished used entry. The driver has not read it: the
+    /// first entry of that batch is still unpublished.
+    fn restore_available(&mut self, at: Position) {
         if !self.was_used_at(at) {
             return;
         }

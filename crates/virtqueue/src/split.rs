@@ -29,8 +29,8 @@ pub(crate) struct SplitQueue {
     pub(crate) next_used: u16,
     /// `used.idx` as last published.
     pub(crate) published: u16,
-    /// `used.idx` when a call was last considered.
-    pub(crate) called: u16,
+    /// `used.idx` at the last `needs_call`.
+    pub(crate) signalled_used: u16,
     pub(crate) memory: Arc<GuestMemory>,
     pub(crate) hint: usize,
     pub(crate) log: Option<(Arc<DirtyLog>, u64)>,
@@ -128,11 +128,11 @@ impl SplitQueue {
 
     #[inline]
     pub(crate) fn needs_call(&mut self) -> bool {
-        let (old, new) = (self.called, self.published);
+        let (old, new) = (self.signalled_used, self.published);
         if old == new {
             return false;
         }
-        self.called = new;
+        self.signalled_used = new;
         // Pairs with the driver's fence between its store of `used_event` (or the flag) and its
         // last read of `used.idx`: one side sees the store of the other.
         fence(Ordering::SeqCst);

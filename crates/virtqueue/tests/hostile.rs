@@ -270,7 +270,7 @@ fn buffers_that_span_many_small_regions_are_a_fault() {
     assert_eq!((chain.segments(), chain.readable_bytes()), (1024, 1024));
     arena.write_desc(table, 3, (HIGH, 256), NEXT, 4);
     arena.write_desc(table, 4, (HIGH, 256), 0, 0);
-    assert_eq!(queue.take(&mut chain), Err(RingFault::ChainInPieces { limit: 1024 }));
+    assert_eq!(queue.take(&mut chain), Err(RingFault::ChainTooFragmented { limit: 1024 }));
     assert_eq!(queue.base(), 1);
 }
 

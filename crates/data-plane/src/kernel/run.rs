@@ -21,7 +21,7 @@ use std::num::NonZeroU64;
 use std::sync::Arc;
 use vhost::VhostBackend;
 use virtio_blk::DiskView;
-use virtqueue::{DirtyLog, GuestMemory, Resubmit};
+use virtqueue::{DirtyLog, GuestMemory, InflightChain};
 
 /// The open device while queues run on it. Fields are dropped in this order.
 pub(super) struct Run {
@@ -274,7 +274,7 @@ impl Run {
             left: match stopped.region {
                 // It records the chains.
                 true => Vec::new(),
-                false => stopped.kept.iter().map(|&head| Resubmit::Split { head }).collect(),
+                false => stopped.kept.iter().map(|&head| InflightChain::Split { head }).collect(),
             },
         };
         indices.iter().zip(stopped).map(state).collect()

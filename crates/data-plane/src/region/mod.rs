@@ -21,7 +21,7 @@ use std::fs::File;
 use std::io;
 use std::sync::Arc;
 use virtio_spec::split::QUEUE_SIZE_MAX;
-use virtqueue::{Chain, ChainHead, Layout, Resubmit, SharedMapping, VirtQueue};
+use virtqueue::{Chain, ChainHead, InflightChain, Layout, SharedMapping, VirtQueue};
 
 /// Version of the layout.
 const VERSION: u16 = 1;
@@ -147,7 +147,7 @@ impl QueueRegion {
         layout: Layout,
         index: u16,
         virtqueue: &mut VirtQueue,
-    ) -> Option<(Self, Vec<Resubmit>)> {
+    ) -> Option<(Self, Vec<InflightChain>)> {
         let size = virtqueue.size();
         let start = region.part_start(index, layout, size)?;
         let part = Part::new(region, start, region.part_bytes)?;
@@ -156,7 +156,7 @@ impl QueueRegion {
             Layout::Split => {
                 let (part, heads) = split::SplitPart::open(part, size, virtqueue.used_index());
                 let resubmit = |heads: Vec<u16>| -> Vec<_> {
-                    heads.into_iter().map(|head| Resubmit::Split { head }).collect()
+                    heads.into_iter().map(|head| InflightChain::Split { head }).collect()
                 };
                 let left = heads.map(resubmit);
                 if let Some(left) = &left {
@@ -172,7 +172,7 @@ impl QueueRegion {
                 let part = packed::PackedPart::open(part, size, used_index, chains);
                 let resubmit = |left: packed::Left| -> Vec<_> {
                     let descs = left.chains.into_iter().map(|chain| chain.descs);
-                    descs.map(|descs| Resubmit::Packed { descs }).collect()
+                    descs.map(|descs| InflightChain::Packed { descs }).collect()
                 };
                 let left = left.map(resubmit);
                 if let Some(left) = &left {

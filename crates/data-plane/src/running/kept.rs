@@ -39,8 +39,8 @@ impl RunningQueue {
         self.inflight_bytes -= request.kind.inflight_bytes();
         let index = taken.index();
         let head = self.requests.release(taken);
-        let again = self.virtqueue.keep(head, &self.requests.entry(index).chain);
-        self.resubmit.push_back(again);
+        let inflight = self.virtqueue.keep(head, &self.requests.entry(index).chain);
+        self.resubmit.push_back(inflight);
     }
 
     /// Answers kept requests with an error, if the stop wants that and the disk is halted.

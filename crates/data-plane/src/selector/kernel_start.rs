@@ -10,7 +10,7 @@ use crate::error::QueueStartError;
 use crate::plane::{AtStop, DataPlane, QueueSetup, QueueState};
 use crate::region::{QueueRegion, log_no_room};
 use crate::stats::QueueStats;
-use virtqueue::{Layout, Resubmit, VirtQueue};
+use virtqueue::{InflightChain, Layout, VirtQueue};
 
 /// Requests that [`PlaneSelector::start_queue`] completed itself, on the io_uring plane.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,7 +20,7 @@ pub struct Recovered {
     /// The position of the queue behind them.
     pub base: u32,
     /// Requests that failed again: [`QueueState::left`].
-    pub left: Vec<Resubmit>,
+    pub left: Vec<InflightChain>,
     /// Number of the requests that failed again: [`QueueState::kept`].
     pub kept: u64,
 }
