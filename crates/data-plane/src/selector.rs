@@ -206,7 +206,7 @@ impl PlaneSelector {
 
     /// Selects `kind` for new queues, for the given reason. The caller has checked `kind`. No queue
     /// may run.
-    pub fn move_to(&mut self, kind: PlaneKind, reason: &str) {
+    pub fn select(&mut self, kind: PlaneKind, reason: &str) {
         let current = self.current();
         if current != kind {
             let memory = self.memory.clone();
@@ -231,7 +231,7 @@ impl PlaneSelector {
 
     /// Makes the selections of the program before this one. A data plane that is not available any
     /// more is not selected. No queue may run.
-    pub fn select_again(&mut self, selected: Selected) {
+    pub fn restore(&mut self, selected: Selected) {
         let Selected { current, preferred, packed, left_kernel } = selected;
         (self.packed, self.left_kernel) = (packed, left_kernel);
         match self.check(preferred.plane) {
@@ -239,18 +239,18 @@ impl PlaneSelector {
             Err(why) => tracing::warn!(plane = %preferred.plane, %why, "not available any more"),
         }
         match self.check(current.plane) {
-            Ok(()) => self.move_to(current.plane, &current.reason),
+            Ok(()) => self.select(current.plane, &current.reason),
             Err(why) => {
                 tracing::warn!(plane = %current.plane, %why, "not available any more");
-                self.start_over();
+                self.select_preferred();
             }
         }
     }
 
     /// Returns to the preferred plane after a front-end has disconnected. No queue may run.
-    pub fn start_over(&mut self) {
+    pub fn select_preferred(&mut self) {
         let Selection { plane, reason } = self.preferred.clone();
-        self.move_to(plane, &reason);
+        self.select(plane, &reason);
     }
 
     /// Replaces guest memory (`None`: removes it). No queue may run.

@@ -14,7 +14,7 @@ pub(crate) use disks::DISKS_MAX;
 use crate::arrivals::RunDelay;
 use crate::batch_size::BatchSize;
 use crate::event::{Event, QueueId, queue_and_entry};
-use crate::io_workers::KEPT_AFTER;
+use crate::io_workers::BLOCKED_AFTER;
 use crate::latency::{Clock, Nanos};
 use crate::mail::Mail;
 use crate::plane::Coalesce;
@@ -154,7 +154,7 @@ impl Worker {
                 worked = true;
             }
         }
-        if self.uring.wants_watch() {
+        if self.uring.needs_timer() {
             self.uring.watch_io_workers();
         }
         let submitted = self.uring.queued();
@@ -234,13 +234,13 @@ impl Worker {
         disk_on_thread.queues().for_each(|queue| self.active.wake(queue));
     }
 
-    /// Gives the ring as many kernel threads as the requests without an answer may keep, beside the usual
+    /// Gives the ring as many kernel threads as the requests without an answer may block, beside the usual
     /// ones.
     #[cold]
     fn look_at_io_workers(&mut self) {
-        let before = self.clock.read().saturating_sub(KEPT_AFTER.as_nanos() as Nanos);
-        let kept = self.disks.queues().map(|queue| queue.requests.taken_by(before)).sum();
-        self.uring.looked_at_io_workers(kept);
+        let before = self.clock.read().saturating_sub(BLOCKED_AFTER.as_nanos() as Nanos);
+        let blocked = self.disks.queues().map(|queue| queue.requests.taken_by(before)).sum();
+        self.uring.resize_io_workers(blocked);
     }
 
     fn kicked(&mut self, id: QueueId, armed: bool, result: i32) {

@@ -169,7 +169,7 @@ impl VhostUserBackendReqHandlerMut for Session<'_> {
         let at = self.index(index)?;
         self.stop([at], AtStop::Fail);
         self.queues[at].kick = None;
-        self.hand_image_over();
+        self.release_image_lock();
         Ok(VhostUserVringState::new(index, self.queues[at].base))
     }
 

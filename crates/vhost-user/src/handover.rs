@@ -263,7 +263,7 @@ impl Device {
         descriptors: Vec<OwnedFd>,
     ) -> Result<Option<UnixStream>, StateError> {
         state.check(&self.config.info, &self.options)?;
-        self.planes.select_again(state.plane.into());
+        self.planes.restore(state.plane.into());
         self.config.packed = self.options.packed && self.planes.packed();
         self.take_over_limits(state.limits.into(), state.limit_group.as_deref())?;
         state.errors.map_or(Ok(()), |errors| self.set_error_rules(errors.into()))?;

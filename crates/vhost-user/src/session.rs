@@ -87,7 +87,7 @@ impl<'a> Session<'a> {
     /// Starts queue `index` if its set-up is complete. Takes the lock of the image before. If the
     /// kernel refuses the queue, moves all queues to the other data plane if that is allowed.
     pub(crate) fn try_start(&mut self, index: usize) -> io::Result<()> {
-        self.hold_image_for(index)?;
+        self.acquire_image_lock_for(index)?;
         match self.start_once(index) {
             Ok(()) => Ok(()),
             Err(QueueStartError::Kernel(why)) if self.device.planes.may_fall_back() => {
@@ -141,15 +141,15 @@ impl<'a> Session<'a> {
     ) -> io::Result<()> {
         let queues: Vec<usize> = queues.into_iter().collect();
         for &index in &queues {
-            self.hold_image_for(index)?;
+            self.acquire_image_lock_for(index)?;
         }
         self.start_each(queues, Self::try_start)
     }
 
     /// Takes the lock of the image, if queue `index` can start.
-    fn hold_image_for(&mut self, index: usize) -> io::Result<()> {
+    fn acquire_image_lock_for(&mut self, index: usize) -> io::Result<()> {
         if self.may_start() && self.queues[index].ready().is_some() {
-            self.hold_image().map_err(|error| cannot_start(index, &error))?;
+            self.acquire_image_lock().map_err(|error| cannot_start(index, &error))?;
         }
         Ok(())
     }
@@ -281,7 +281,7 @@ impl<'a> Session<'a> {
         self.table = MemTable::default();
         self.backend_channel = BackendChannel::default();
         self.device.planes.set_memory(None);
-        self.device.planes.start_over();
+        self.device.planes.select_preferred();
     }
 
     pub(crate) fn has_protocol(&self, feature: VhostUserProtocolFeatures) -> bool {

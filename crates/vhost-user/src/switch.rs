@@ -26,7 +26,7 @@ impl Session<'_> {
         self.device.planes.check(to)?;
         let (was, queues) =
             (self.device.planes.why().to_owned(), self.stop_running(AtStop::Resubmit));
-        self.device.planes.move_to(to, "the control socket says so");
+        self.device.planes.select(to, "the control socket says so");
         match queues.iter().try_for_each(|&index| self.start_once(index)) {
             Ok(()) => {
                 self.device.planes.prefer_current();
@@ -36,7 +36,7 @@ impl Session<'_> {
             }
             Err(error) => {
                 self.stop_running(AtStop::Resubmit);
-                self.device.planes.move_to(from, &was);
+                self.device.planes.select(from, &was);
                 let back = self.start_each(queues, Self::start_once);
                 tracing::warn!(plane = %to, %error, "the data plane was not switched");
                 match back {
@@ -62,7 +62,7 @@ impl Session<'_> {
         let mut queues = self.stop_running(AtStop::Resubmit);
         queues.push(index);
         let because = format!("the kernel refused queue {index}: {why}");
-        self.device.planes.move_to(PlaneKind::Uring, &because);
+        self.device.planes.select(PlaneKind::Uring, &because);
         self.device.tell(Notice::Switched(PlaneKind::Uring));
         self.start_each(queues, Self::start_once).map_err(refusal)
     }
