@@ -89,10 +89,7 @@ impl Storage {
         uring.in_storage += 1;
         self.in_storage += 1;
         match self.lane.start(&mut submitted.io, slot, &mut uring.of_disk(self.disk)) {
-            Step::Done(result) if has_ranges(kind) => {
-                self.next_range(uring, queue, slot, kind, result)
-            }
-            Step::Done(result) => self.finish(uring, queue, slot, result),
+            Step::Done(result) => self.io_done(uring, queue, slot, kind, result),
             Step::Pending => {}
             Step::Busy => self.busy.push_back(slot),
         }
@@ -112,7 +109,7 @@ impl Storage {
         match self.lane.start(&mut submitted.io, slot, &mut uring.of_disk(self.disk)) {
             Step::Busy => return false,
             Step::Pending => {}
-            Step::Done(result) => self.done(uring, queue, slot, kind, result),
+            Step::Done(result) => self.io_done(uring, queue, slot, kind, result),
         }
         true
     }
@@ -132,13 +129,13 @@ impl Storage {
         if let Step::Done(result) =
             self.lane.event(&mut submitted.io, token, result, &mut uring.of_disk(self.disk))
         {
-            self.done(uring, queue, token.slot, kind, result);
+            self.io_done(uring, queue, token.slot, kind, result);
         }
     }
 
     /// Handles the end of an I/O: starts the next range of the request, or completes the request.
     #[inline]
-    fn done(
+    fn io_done(
         &mut self,
         uring: &mut Uring,
         queue: &mut RunningQueue,
@@ -147,10 +144,10 @@ impl Storage {
         result: Result<(), IoError>,
     ) {
         // A discard is advisory: a stop does not wait for the rest of its ranges.
-        let skipped = queue.stopping.is_some() && matches!(kind, Kind::Discard { .. });
-        match has_ranges(kind) && !skipped {
+        let skips = || matches!(kind, Kind::Discard { .. }) && queue.stopping.is_some();
+        match has_ranges(kind) && !skips() {
             true => self.next_range(uring, queue, slot, kind, result),
-            false => self.finish(uring, queue, slot, result),
+            false => self.complete_submitted(uring, queue, slot, result),
         }
     }
 
@@ -175,12 +172,12 @@ impl Storage {
                 Step::Busy => return self.busy.push_back(slot),
             };
         }
-        self.finish(uring, queue, slot, result);
+        self.complete_submitted(uring, queue, slot, result);
     }
 
     /// Completes a submitted request.
     #[inline]
-    fn finish(
+    fn complete_submitted(
         &mut self,
         uring: &mut Uring,
         queue: &mut RunningQueue,
@@ -190,7 +187,7 @@ impl Storage {
         uring.in_storage -= 1;
         self.in_storage -= 1;
         let (_, index) = queue_and_entry(slot);
-        let Submitted { taken, request, io } = queue.requests.finish(index);
+        let Submitted { taken, request, io } = queue.requests.take_submitted(index);
         if let Err(error) = result
             && queue.handle_failure(request.kind, &io, error)
         {
