@@ -40,17 +40,21 @@ impl Gains {
     /// Returns whether the other choice gains more than the share `wanted`, as soon as that is sure. Before the `last`
     /// block `None`: it is not. A negative share is a loss that the other choice may have.
     pub(crate) fn verdict(&self, wanted: f64, proof: Proof, last: bool) -> Option<bool> {
+        if self.blocks < 2 {
+            return last.then_some(false);
+        }
         let blocks = f64::from(self.blocks);
         let mean = self.sum / blocks;
         let variance = (self.squares - self.sum * mean) / (blocks - 1.0);
         let error = (variance.max(DEVIATION_MIN * DEVIATION_MIN) / blocks).sqrt();
-        match () {
-            () if self.blocks < 2 => last.then_some(false),
-            () if self.blocks >= EARLY_BLOCKS && mean - wanted > EARLY_ERRORS * error => Some(true),
-            () if mean + LOSS_ERRORS * error < wanted => Some(false),
-            () if proof == Proof::Likely || wanted < 0.0 => last.then_some(mean > wanted),
-            () => last.then_some(mean > wanted && mean > WIN_ERRORS * error),
+        if self.blocks >= EARLY_BLOCKS && mean - wanted > EARLY_ERRORS * error {
+            return Some(true);
         }
+        if mean + LOSS_ERRORS * error < wanted {
+            return Some(false);
+        }
+        let needs_proof = proof != Proof::Likely && wanted >= 0.0;
+        last.then_some(mean > wanted && (!needs_proof || mean > WIN_ERRORS * error))
     }
 }
 
