@@ -215,11 +215,13 @@ fn replace_lost_pages(code: c_int, address: usize) -> bool {
     });
     let Some((entry, pages)) = found else { return false };
     let start = address - (address - pages.addresses.start) % pages.page_bytes;
-    // A truncation has removed the pages behind it, too: the number of mappings stays small.
     let is_alone =
         (code == BUS_MCEERR_AR || is_in_file(&pages, start)) && entry.count_single_page();
-    let is_replaced = !is_alone && replace(start, pages.addresses.end - start);
-    if !(is_replaced || replace(start, pages.page_bytes)) {
+    // After a truncation all later pages are lost: one mapping replaces them. Falls back to one page
+    // if the kernel refuses.
+    if !(!is_alone && replace(start, pages.addresses.end - start)
+        || replace(start, pages.page_bytes))
+    {
         return false;
     }
     if !entry.lost.swap(true, Relaxed) {
