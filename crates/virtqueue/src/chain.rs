@@ -171,48 +171,46 @@ impl Chain {
         }
     }
 
-    /// Adds the buffers of an indirect table (sections 2.7.5.3 and 2.8.7). A packed queue uses the
-    /// table in order and only the WRITE flags of its entries count.
-    pub(crate) fn add_indirect(
+    /// Adds the buffers of an indirect table of a split queue (section 2.7.5.3).
+    pub(crate) fn add_indirect_split(
         &mut self,
         table: &Desc,
-        packed: bool,
         memory: &GuestMemory,
         hint: &mut usize,
     ) -> Result<(), RingFault> {
-        let count = table.len / 16;
-        if table.len == 0 || !table.len.is_multiple_of(16) {
-            return Err(RingFault::Indirect { len: table.len });
-        }
-        let bytes = u64::from(table.len);
-        let in_one_region = memory.locate(table.addr, bytes, hint).filter(|found| found.1 == bytes);
+        let table = IndirectTable::new(table, memory, hint)?;
         let mut index = 0;
         loop {
-            let mut desc = match in_one_region {
-                // SAFETY: `index < count`: the entry lies in the table, which is mapped.
-                Some((host, _)) => desc_from_le(unsafe { load_indirect(host, index as usize) }),
-                None => load_table_entry(table, index, memory, hint)?,
-            };
-            if packed {
-                desc.flags = desc.next; // `addr, len, id, flags`
-            }
-            if !packed && desc.flags & DESC_F_INDIRECT != 0 {
+            let desc = desc_from_le(table.table_entry(index, memory, hint)?);
+            if desc.flags & DESC_F_INDIRECT != 0 {
                 return Err(RingFault::Indirect { len: table.len });
             }
             self.add(&desc, memory, hint)?;
-            index = match packed {
-                true => index + 1,
-                false if desc.flags & DESC_F_NEXT == 0 => return Ok(()),
-                false => u32::from(desc.next),
-            };
-            if index >= count {
-                if packed {
-                    return Ok(());
-                }
-                let size = u16::try_from(count).unwrap_or(u16::MAX);
+            if desc.flags & DESC_F_NEXT == 0 {
+                return Ok(());
+            }
+            index = u32::from(desc.next);
+            if index >= table.count {
+                let size = u16::try_from(table.count).unwrap_or(u16::MAX);
                 return Err(RingFault::DescriptorIndex { index: desc.next, size });
             }
         }
+    }
+
+    /// Adds the buffers of an indirect table of a packed queue (section 2.8.7): all its entries in
+    /// order, of whose flags only WRITE counts.
+    pub(crate) fn add_indirect_packed(
+        &mut self,
+        table: &Desc,
+        memory: &GuestMemory,
+        hint: &mut usize,
+    ) -> Result<(), RingFault> {
+        let table = IndirectTable::new(table, memory, hint)?;
+        for index in 0..table.count {
+            let desc = packed_desc_from_le(table.table_entry(index, memory, hint)?);
+            self.add(&buffer_of(&desc), memory, hint)?;
+        }
+        Ok(())
     }
 
     /// Removes the first `N` bytes of the readable part and returns a copy; each byte is read once.
@@ -321,28 +319,67 @@ impl StatusByte {
     }
 }
 
-/// Loads an entry of a table that lies in several regions.
-#[cold]
-fn load_table_entry(
-    table: &Desc,
-    index: u32,
-    memory: &GuestMemory,
-    hint: &mut usize,
-) -> Result<Desc, RingFault> {
-    let addr = table.addr.wrapping_add(u64::from(index) * 16);
-    let outside = RingFault::NotMemory { addr: table.addr, len: u64::from(table.len) };
-    let (host, here) = memory.locate(addr, 16, hint).ok_or(outside)?;
-    if here == 16 {
-        // SAFETY: 16 bytes of one mapped region.
-        return Ok(desc_from_le(unsafe { load_indirect(host, 0) }));
+/// An indirect table of either layout: at least one entry.
+struct IndirectTable {
+    addr: u64,
+    len: u32,
+    /// Number of entries.
+    count: u32,
+    /// Address in this process; `None`: the table lies in several regions, or not in guest memory.
+    host: Option<*mut u8>,
+}
+
+impl IndirectTable {
+    #[inline]
+    fn new(desc: &Desc, memory: &GuestMemory, hint: &mut usize) -> Result<Self, RingFault> {
+        let Desc { addr, len, .. } = *desc;
+        if len == 0 || !len.is_multiple_of(16) {
+            return Err(RingFault::Indirect { len });
+        }
+        let bytes = u64::from(len);
+        let found = memory.locate(addr, bytes, hint).filter(|found| found.1 == bytes);
+        Ok(IndirectTable { addr, len, count: len / 16, host: found.map(|(host, _)| host) })
     }
-    let mut bytes = [0; 16];
-    for (i, byte) in bytes.iter_mut().enumerate() {
-        let (host, _) = memory.locate(addr.wrapping_add(i as u64), 1, hint).ok_or(outside)?;
-        // SAFETY: one byte of a mapped region.
-        [*byte] = unsafe { read_once(host) };
+
+    /// Loads the words of entry `index`, which must be less than `count`.
+    #[inline]
+    fn table_entry(
+        &self,
+        index: u32,
+        memory: &GuestMemory,
+        hint: &mut usize,
+    ) -> Result<[u64; 2], RingFault> {
+        debug_assert!(index < self.count);
+        match self.host {
+            // SAFETY: `index < count`: the entry lies in the table, which is mapped.
+            Some(host) => Ok(unsafe { load_indirect(host, index as usize) }),
+            None => self.table_entry_in_pieces(index, memory, hint),
+        }
     }
-    Ok(desc_from_le(words_of(bytes)))
+
+    /// Loads an entry of a table that lies in several regions.
+    #[cold]
+    fn table_entry_in_pieces(
+        &self,
+        index: u32,
+        memory: &GuestMemory,
+        hint: &mut usize,
+    ) -> Result<[u64; 2], RingFault> {
+        let addr = self.addr.wrapping_add(u64::from(index) * 16);
+        let outside = RingFault::NotMemory { addr: self.addr, len: u64::from(self.len) };
+        let (host, here) = memory.locate(addr, 16, hint).ok_or(outside)?;
+        if here == 16 {
+            // SAFETY: 16 bytes of one mapped region.
+            return Ok(unsafe { load_indirect(host, 0) });
+        }
+        let mut bytes = [0; 16];
+        for (i, byte) in bytes.iter_mut().enumerate() {
+            let (host, _) = memory.locate(addr.wrapping_add(i as u64), 1, hint).ok_or(outside)?;
+            // SAFETY: one byte of a mapped region.
+            [*byte] = unsafe { read_once(host) };
+        }
+        Ok(words_of(bytes))
+    }
 }
 
 /// Decodes a descriptor of a split queue from its two words.
@@ -350,4 +387,17 @@ fn load_table_entry(
 pub(crate) fn desc_from_le(words: [u64; 2]) -> Desc {
     let [addr, rest] = words.map(u64::from_le);
     Desc { addr, len: rest as u32, flags: (rest >> 32) as u16, next: (rest >> 48) as u16 }
+}
+
+/// Decodes a descriptor of a packed queue from its two words.
+#[inline]
+pub(crate) fn packed_desc_from_le(words: [u64; 2]) -> packed::Desc {
+    let Desc { addr, len, flags: id, next: flags } = desc_from_le(words);
+    packed::Desc { addr, len, id, flags }
+}
+
+/// The buffer of a packed descriptor, for [`Chain::add`].
+#[inline]
+pub(crate) fn buffer_of(desc: &packed::Desc) -> Desc {
+    Desc { addr: desc.addr, len: desc.len, flags: desc.flags, next: 0 }
 }

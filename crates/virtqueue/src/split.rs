@@ -96,7 +96,7 @@ impl SplitQueue {
                 if !self.indirect || desc.flags & DESC_F_NEXT != 0 {
                     return Err(RingFault::Indirect { len: desc.len });
                 }
-                return chain.add_indirect(&desc, false, &self.memory, &mut self.hint);
+                return chain.add_indirect_split(&desc, &self.memory, &mut self.hint);
             }
             chain.add(&desc, &self.memory, &mut self.hint)?;
             if desc.flags & DESC_F_NEXT == 0 {
