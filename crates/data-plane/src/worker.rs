@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The loop of the io_uring data plane: one thread, its ring, its disks and their queues.
 //!
-//! [`Worker::turn`] shows the whole life of a request in the six stage words of the project.
+//! [`Worker::turn`] and [`Worker::take_batches`] show the whole life of a request in the six stage
+//! words of the project.
 
 mod disks;
 mod mail;
@@ -124,36 +125,8 @@ impl Worker {
     /// One turn: take a batch, submit it, reap a batch, publish once, call once at most. Visits
     /// active queues only. Returns whether there was work.
     fn turn(&mut self) -> bool {
-        let mut worked = false;
         let batch_size = self.batch_size.size();
-        let Worker { disks, active, uring, clock, .. } = self;
-        for &id in active.ids() {
-            let (queue, storage) = disks.queue(id);
-            queue.look_at_disk(clock);
-            let (full, room) = (uring.queued() + batch_size, storage.room_for(queue, uring));
-            queue.has_room = room > 0;
-            for _ in 0..BATCH_CHAINS_MAX.min(room) {
-                if !queue.may_take() || queue.batch.is_full() || storage.is_lane_busy() {
-                    break;
-                }
-                if uring.queued() >= full {
-                    break; // the device starts on these while the thread takes more
-                }
-                // 1 chain
-                let Some(taken) = queue.take(clock) else {
-                    queue.batch.emptied();
-                    break;
-                };
-                // 2 request
-                match queue.parse(&taken) {
-                    // 3 submit; one system call below passes all of them to the kernel
-                    Ok(request) => storage.submit(uring, queue, taken, request),
-                    // 4 completion of a refused request
-                    Err(refused) => queue.refuse(taken, refused),
-                }
-                worked = true;
-            }
-        }
+        let mut worked = self.take_batches(batch_size);
         if self.uring.needs_timer() {
             self.uring.watch_io_workers();
         }
@@ -187,6 +160,41 @@ impl Worker {
         }
         // A queue is drained also without work here: another one may have halted the disk, which keeps its requests.
         self.finish_stops();
+        worked
+    }
+
+    /// Takes and submits a batch of each active queue. Returns whether there was a chain.
+    #[inline]
+    fn take_batches(&mut self, batch_size: usize) -> bool {
+        let mut worked = false;
+        let Worker { disks, active, uring, clock, .. } = self;
+        for &id in active.ids() {
+            let (queue, storage) = disks.queue(id);
+            queue.look_at_disk(clock);
+            let (full, room) = (uring.queued() + batch_size, storage.room_for(queue, uring));
+            queue.has_room = room > 0;
+            for _ in 0..BATCH_CHAINS_MAX.min(room) {
+                if !queue.may_take() || queue.batch.is_full() || storage.is_lane_busy() {
+                    break;
+                }
+                if uring.queued() >= full {
+                    break; // the device starts on these while the thread takes more
+                }
+                // 1 chain
+                let Some(taken) = queue.take(clock) else {
+                    queue.batch.emptied();
+                    break;
+                };
+                // 2 request
+                match queue.parse(&taken) {
+                    // 3 submit; one system call in `turn` passes all of them to the kernel
+                    Ok(request) => storage.submit(uring, queue, taken, request),
+                    // 4 completion of a refused request
+                    Err(refused) => queue.refuse(taken, refused),
+                }
+                worked = true;
+            }
+        }
         worked
     }
 
