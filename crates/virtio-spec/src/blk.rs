@@ -7,8 +7,6 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 pub const SECTOR_BYTES: u64 = 512;
 /// Section 5.2.6: the length of the GET_ID answer.
 pub const ID_BYTES: usize = 20;
-/// The virtio device id of a block device (section 5).
-pub const DEVICE_ID: u32 = 2;
 
 /// Section 5.2.3: `size_max` is valid.
 pub const F_SIZE_MAX: u32 = 1;
