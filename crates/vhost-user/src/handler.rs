@@ -62,8 +62,13 @@ impl Session<'_> {
     }
 
     /// Changes the set-up of a queue. Stops a running queue before and restarts it afterwards.
-    fn reconfigure(&mut self, index: usize, change: impl FnOnce(&mut QueueSlot)) -> Result<()> {
-        self.stop([index], AtStop::Resubmit);
+    fn reconfigure(
+        &mut self,
+        index: usize,
+        at_stop: AtStop,
+        change: impl FnOnce(&mut QueueSlot),
+    ) -> Result<()> {
+        self.stop([index], at_stop);
         change(&mut self.queues[index]);
         checked(self.try_start(index))
     }
@@ -128,8 +133,7 @@ impl VhostUserBackendReqHandlerMut for Session<'_> {
         match u16::try_from(num) {
             Ok(size) if size > 0 && size <= limit => {
                 // kept requests fail: a ring of another size does not contain their chains
-                self.stop([index], AtStop::Fail);
-                self.reconfigure(index, |queue| queue.size = size)
+                self.reconfigure(index, AtStop::Fail, |queue| queue.size = size)
             }
             _ => refused(format!("a queue of {num} descriptors; at most --queue-size {limit}")),
         }
@@ -154,13 +158,12 @@ impl VhostUserBackendReqHandlerMut for Session<'_> {
         if self.queues[index].addr == Some(addr) {
             return Ok(());
         }
-        self.reconfigure(index, |queue| queue.addr = Some(addr))
+        self.reconfigure(index, AtStop::Resubmit, |queue| queue.addr = Some(addr))
     }
 
     fn set_vring_base(&mut self, index: u32, base: u32) -> Result<()> {
         let index = self.index(index)?;
-        self.stop([index], AtStop::Fail);
-        self.reconfigure(index, |queue| queue.base = base)
+        self.reconfigure(index, AtStop::Fail, |queue| queue.base = base)
     }
 
     /// Stops the queue; it starts again only with a new SET_VRING_KICK. The last stop of a migration
@@ -176,7 +179,7 @@ impl VhostUserBackendReqHandlerMut for Session<'_> {
     fn set_vring_kick(&mut self, index: u8, fd: Option<File>) -> Result<()> {
         let index = self.index(index.into())?;
         checked(fd.as_ref().map(check_eventfd).transpose())?;
-        self.reconfigure(index, |queue| queue.kick = Some(fd))
+        self.reconfigure(index, AtStop::Resubmit, |queue| queue.kick = Some(fd))
     }
 
     /// Does not stop a running queue, because QEMU sends this at every MSI-X mask. Restarts the
@@ -193,7 +196,7 @@ impl VhostUserBackendReqHandlerMut for Session<'_> {
                     %why,
                     "the kernel refused a call eventfd: restarts"
                 );
-                return self.reconfigure(index, |queue| queue.call = fd);
+                return self.reconfigure(index, AtStop::Resubmit, |queue| queue.call = fd);
             }
         }
         self.queues[index].call = fd;
@@ -203,7 +206,7 @@ impl VhostUserBackendReqHandlerMut for Session<'_> {
     fn set_vring_err(&mut self, index: u8, fd: Option<File>) -> Result<()> {
         let index = self.index(index.into())?;
         checked(fd.as_ref().map(check_signalled).transpose())?;
-        self.reconfigure(index, |queue| queue.err = fd)
+        self.reconfigure(index, AtStop::Resubmit, |queue| queue.err = fd)
     }
 
     fn get_protocol_features(&mut self) -> Result<VhostUserProtocolFeatures> {
@@ -228,10 +231,8 @@ impl VhostUserBackendReqHandlerMut for Session<'_> {
         if self.queues[index].enabled == enable {
             return Ok(());
         }
-        if !enable {
-            self.stop([index], AtStop::Fail);
-        }
-        self.reconfigure(index, |queue| queue.enabled = enable)
+        let at_stop = if enable { AtStop::Resubmit } else { AtStop::Fail };
+        self.reconfigure(index, at_stop, |queue| queue.enabled = enable)
     }
 
     /// Fields beyond those of this device read as zero (virtio 1.3, section 2.5).
