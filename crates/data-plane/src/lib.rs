@@ -73,7 +73,8 @@ pub use plane::{
 pub use pool::{UringOptions, UringPool};
 pub use region::{InflightRegion, queue_region_bytes};
 pub use selector::{
-    PlaneChoice, PlaneSelector, Prepared, QueueHandle, Recovered, ReplaceError, Selected, Selection,
+    PlaneChoice, PlaneSelector, Prepared, QueueHandle, Recovered, ReplaceError, Selected,
+    Selection, Started,
 };
 pub use signals::{Blocked, signal};
 pub use stats::QueueStats;

@@ -5,10 +5,10 @@
 mod kernel_start;
 mod replacement;
 
-pub use kernel_start::Recovered;
+pub use kernel_start::{Recovered, Started};
 pub use replacement::{Prepared, ReplaceError};
 
-use crate::error::{KernelError, QueueStartError};
+use crate::error::KernelError;
 use crate::error_rules::ErrorRules;
 use crate::kernel::{KernelOptions, KernelPlane};
 use crate::limit_change::{LimitChange, LimitError};
@@ -84,8 +84,6 @@ pub struct PlaneSelector {
     memory: Option<Arc<GuestMemory>>,
     /// Queues that a ring fault stopped before they reached the kernel.
     faulted: BTreeMap<u16, QueueState>,
-    /// Requests that the io_uring plane completed for a queue of the kernel.
-    recovered: Option<Recovered>,
 }
 
 /// A selector without the kernel data plane.
@@ -150,7 +148,6 @@ impl PlaneSelector {
             left_kernel: None,
             memory: None,
             faulted: BTreeMap::new(),
-            recovered: None,
         }
     }
 
@@ -364,21 +361,17 @@ impl PlaneSelector {
         Ok(())
     }
 
-    /// Starts a queue on the current plane.
-    ///
-    /// # Errors
-    /// [`QueueStartError`]; the queue is unchanged then, except for
-    /// [`PlaneSelector::take_recovered`].
-    pub fn start_queue(&mut self, setup: QueueSetup) -> Result<QueueHandle, QueueStartError> {
+    /// Starts a queue on the current plane. After an error the queue is unchanged, except for
+    /// [`Started::recovered`].
+    pub fn start_queue(&mut self, setup: QueueSetup) -> Started {
         let (index, plane) = (setup.index, self.current());
+        let mut recovered = None;
         let runs_on = match plane {
-            PlaneKind::Kernel => self.start_in_kernel(setup)?,
-            PlaneKind::Uring => {
-                self.uring.start_queue(setup)?;
-                plane
-            }
+            PlaneKind::Kernel => self.start_in_kernel(setup, &mut recovered),
+            PlaneKind::Uring => self.uring.start_queue(setup).map(|()| plane),
         };
-        Ok(QueueHandle { index, plane, runs_on })
+        let result = runs_on.map(|runs_on| QueueHandle { index, plane, runs_on });
+        Started { result, recovered }
     }
 
     /// Makes the queues carry out the requests that they keep, after the end of a halt.
@@ -388,7 +381,7 @@ impl PlaneSelector {
 
     /// Stops queues: none of them takes a further chain, and their requests in flight complete.
     /// Returns their states in the same order. All queues stop before the first wait: this takes as
-    /// long as the slowest queue. Requests that a halted disk keeps end as `kept` says.
+    /// long as the slowest queue. Requests that a halted disk keeps end as `at_stop` says.
     pub fn stop_queues(&mut self, queues: Vec<QueueHandle>, at_stop: AtStop) -> Vec<QueueState> {
         let mut stopped = std::mem::take(&mut self.faulted);
         for kind in [PlaneKind::Kernel, PlaneKind::Uring] {

@@ -78,13 +78,13 @@ impl Session<'_> {
         let (size, base) = (setup.ring.size, setup.ring.base);
         tracing::debug!(queue = index, size, base, layout = ?setup.ring.layout, %plane, "starts");
         let started = self.device.planes.start_queue(setup);
-        if let Some(recovered) = self.device.planes.take_recovered() {
+        if let Some(recovered) = started.recovered {
             self.device.earlier_stats[index] += recovered.stats;
             self.device.counted_kept[index] = recovered.kept;
             self.queues[index].base = recovered.base;
             self.queues[index].kept = recovered.left;
         }
-        self.queues[index].running = Some(started?);
+        self.queues[index].running = Some(started.result?);
         self.device.counted_kept[index] = 0;
         self.queues[index].kept.clear();
         self.queues[index].fault_told = false;

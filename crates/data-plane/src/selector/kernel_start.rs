@@ -5,7 +5,7 @@
 //! A queue that starts while the disk is halted is *parked*: the io_uring plane has it, with the
 //! requests that it keeps, and takes nothing. The control plane starts it again after the halt.
 
-use super::{PlaneKind, PlaneSelector};
+use super::{PlaneKind, PlaneSelector, QueueHandle};
 use crate::error::QueueStartError;
 use crate::plane::{AtStop, DataPlane, QueueSetup, QueueState};
 use crate::region::{QueueRegion, log_no_room};
@@ -25,17 +25,23 @@ pub struct Recovered {
     pub kept: u64,
 }
 
-impl PlaneSelector {
-    /// Takes the requests that the last [`PlaneSelector::start_queue`] completed itself, also if it
-    /// failed.
-    pub fn take_recovered(&mut self) -> Option<Recovered> {
-        self.recovered.take()
-    }
+/// The outcome of [`PlaneSelector::start_queue`].
+#[derive(Debug)]
+#[must_use]
+pub struct Started {
+    /// The running queue.
+    pub result: Result<QueueHandle, QueueStartError>,
+    /// The requests that the start completed itself, also if it failed.
+    pub recovered: Option<Recovered>,
+}
 
-    /// Starts a queue in the kernel, or parks it. Returns the plane that has it.
+impl PlaneSelector {
+    /// Starts a queue in the kernel, or parks it. Returns the plane that has it. Stores the requests
+    /// that it completes itself in `recovered`.
     pub(super) fn start_in_kernel(
         &mut self,
         mut setup: QueueSetup,
+        recovered: &mut Option<Recovered>,
     ) -> Result<PlaneKind, QueueStartError> {
         if !setup.health.is_halted()
             && let Some(stopped) = self.recover(&mut setup)?
@@ -48,7 +54,7 @@ impl PlaneSelector {
             setup.ring.base = base;
             setup.kept.clone_from(&left);
             setup.counted = kept;
-            self.recovered = Some(Recovered { stats, base, left, kept });
+            *recovered = Some(Recovered { stats, base, left, kept });
         }
         if setup.health.is_halted() {
             if let Some(kernel) = &mut self.kernel {
