@@ -71,7 +71,7 @@ impl BatchSize {
     pub(crate) fn size(&self) -> usize {
         match self.fixed {
             Some(fixed) => fixed,
-            None if self.trial.differs() => SIZES[self.candidate],
+            None if self.trial.tries_other() => SIZES[self.candidate],
             None => SIZES[self.chosen],
         }
     }
@@ -116,7 +116,7 @@ impl BatchSize {
 
     /// Records the rate of a window.
     fn measured(&mut self, rate: f64) {
-        match self.trial.count(rate, GAIN) {
+        match self.trial.record_window(rate, GAIN) {
             Step::Pause | Step::GoesOn => {}
             Step::Begins => self.choose_candidate(),
             Step::Ended { changes } => self.end_trial(changes),

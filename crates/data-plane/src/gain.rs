@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The gain of one choice over another, and whether it is more than chance.
 //!
-//! The rate of a device varies by 10 % and more from one window to the next. Four windows in the order of
-//! [`Trial::differs`](crate::trial::Trial::differs) make a block, in which a steady change affects both choices alike.
-//! The relative gains of the blocks have a mean and a standard error: a trial goes on until the error is small enough
+//! The rate of a device varies by 10 % and more from one window to the next. Four windows in the
+//! order of [`Trial::tries_other`](crate::trial::Trial::tries_other) make a block, in which a steady
+//! change affects both choices alike. The relative gains of the blocks have a mean and a standard error: a trial goes on until the error is small enough
 //! for the mean, or until it has its last block.
 
 use crate::trial::Proof;
@@ -75,9 +75,11 @@ mod tests {
         loop {
             // Twelve uniform numbers have a variance of one.
             let normal = (0..12).map(|_| random.f64()).sum::<f64>() - 6.0;
-            let rate = if trial.differs() { 1.0 + gain } else { 1.0 };
+            let rate = if trial.tries_other() { 1.0 + gain } else { 1.0 };
             windows += u32::from(trial.is_running());
-            if let Step::Ended { changes } = trial.count(rate * (1.0 + noise * normal), wanted) {
+            if let Step::Ended { changes } =
+                trial.record_window(rate * (1.0 + noise * normal), wanted)
+            {
                 return (changes, windows);
             }
         }
