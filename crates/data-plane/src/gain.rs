@@ -2,9 +2,10 @@
 //! The gain of one choice over another, and whether it is more than chance.
 //!
 //! The rate of a device varies by 10 % and more from one window to the next. Four windows in the
-//! order of [`Trial::tries_other`](crate::trial::Trial::tries_other) make a block, in which a steady
-//! change affects both choices alike. The relative gains of the blocks have a mean and a standard error: a trial goes on until the error is small enough
-//! for the mean, or until it has its last block.
+//! order of [`Trial::tries_other`](crate::trial::Trial::tries_other) make a block, in which a
+//! steady change affects both choices alike. The relative gains of the blocks have a mean and a
+//! standard error: a trial goes on until the error is small enough for the mean, or until it has
+//! its last block.
 
 use crate::trial::Proof;
 

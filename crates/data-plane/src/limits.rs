@@ -9,10 +9,10 @@
 //! waits for a limit, and a stop is not delayed.
 //!
 //! In a group, a request advances a clock to [`LEAD_MAX`] after the present time at most, or by the
-//! cost of one request with a limit on requests. The rest of its cost is debt of its disk alone. The
-//! disk takes no request meanwhile: its queues wait in order as usual, and when the limit opens for
-//! them, they pay a part of the debt, again up to that time. So the others wait for a large request no longer than
-//! for a small one, and all costs reach the clocks.
+//! cost of one request with a limit on requests. The rest of its cost is debt of its disk alone.
+//! The disk takes no request meanwhile: its queues wait in order as usual, and when the limit opens
+//! for them, they pay a part of the debt, again up to that time. So the others wait for a large
+//! request no longer than for a small one, and all costs reach the clocks.
 //!
 //! The order of waiting queues is that of start-time fair queuing. The *tag* of a disk is the cost of
 //! its requests so far. A queue that begins to wait keeps the present tag of its disk, and the waiting
@@ -286,8 +286,8 @@ impl Limiter {
         self.order().waiting.range(..ticket).take(most).count()
     }
 
-    /// Goes on with the wait of a queue, whose ticket [`Limiter::serve`] may have given up meanwhile.
-    /// Returns as [`Limiter::ahead`].
+    /// Goes on with the wait of a queue, whose ticket [`Limiter::serve`] may have given up
+    /// meanwhile. Returns as [`Limiter::ahead`].
     pub(crate) fn wait_on(&self, ticket: Ticket, most: usize) -> usize {
         let mut order = self.order();
         order.waiting.insert(ticket);

@@ -160,8 +160,9 @@ impl AtStop {
 /// The present choices of a data plane for a running queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Choices {
-    /// Requests that it hands to the storage at a time: the batch size of the queue's thread. Kernel
-    /// plane: the first batch after a sleep, which grows if its size is not fixed. 0: not known.
+    /// Requests that it hands to the storage at a time: the batch size of the queue's thread.
+    /// Kernel plane: the first batch after a sleep, which grows if its size is not fixed. 0: not
+    /// known.
     pub batch_size: u64,
     /// Calls are held for later ones.
     pub coalescing: bool,

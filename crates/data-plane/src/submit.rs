@@ -21,8 +21,8 @@ pub(crate) struct Storage {
     /// The thread's number of the disk.
     disk: u16,
     lane: Box<dyn Lane>,
-    /// I/Os for which [`Lane::start`] returned [`Step::Busy`], oldest first. No queue of the disk takes
-    /// a chain while there is one.
+    /// I/Os for which [`Lane::start`] returned [`Step::Busy`], oldest first. No queue of the disk
+    /// takes a chain while there is one.
     pub(crate) busy: VecDeque<Slot>,
     /// Requests that the storage works on.
     in_storage: u32,

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The throttle of one queue: its view on the limits of its disk, and its wait for them.
 //!
-//! A queue that may take no chain waits. Its thread sleeps until then, for [`QUANTUM`] at least, and
-//! the queue makes up for it by the burst. Queues with a lower ticket are ahead: it sleeps for another
-//! quantum for each, and lets them go first once more when the limit opens. Then it takes, so that a
-//! queue that is ahead and does not come (its lane or its thread is busy) delays the others
-//! by a few milliseconds only.
+//! A queue that may take no chain waits. Its thread sleeps until then, for [`QUANTUM`] at least,
+//! and the queue makes up for it by the burst. Queues with a lower ticket are ahead: it sleeps for
+//! another quantum for each, and lets them go first once more when the limit opens. Then it takes,
+//! so that a queue that is ahead and does not come (its lane or its thread is busy) delays the
+//! others by a few milliseconds only.
 
 use crate::limits::{Duty, LEAD_MAX, Limiter, Nanos, Share, Ticket, Wait};
 use std::sync::Arc;
@@ -124,8 +124,8 @@ impl Throttle {
         }
     }
 
-    /// Returns whether the queue may have a ticket: its disk has no debt, or this queue pays it. Otherwise
-    /// it looks again soon: it may be the next payer.
+    /// Returns whether the queue may have a ticket: its disk has no debt, or this queue pays it.
+    /// Otherwise it looks again soon: it may be the next payer.
     fn may_have_ticket(&mut self, owes: bool, now: Nanos) -> bool {
         // Another queue that has paid all of the debt takes next.
         if !owes && !self.share.waits().has_other_payer(self.wait) {

@@ -148,8 +148,8 @@ impl Uring {
     }
 
     /// Moves available completions to `events`, oldest first. Stops after `max` lane events; kicks,
-    /// mail and events of other threads or the `IOPOLL` ring do not count. Returns `true` if none is
-    /// left.
+    /// mail and events of other threads or the `IOPOLL` ring do not count. Returns `true` if none
+    /// is left.
     #[inline]
     pub(crate) fn reap(&mut self, events: &mut Vec<(Event, i32)>, max: usize) -> bool {
         if let Some(poll_ring) = &mut self.poll_ring {

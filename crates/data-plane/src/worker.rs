@@ -226,8 +226,8 @@ impl Worker {
         }
     }
 
-    /// Repeats the start of the waiting I/Os of a disk in order, until the lane is busy again. Then the
-    /// queues of the disk go on.
+    /// Repeats the start of the waiting I/Os of a disk in order, until the lane is busy again. Then
+    /// the queues of the disk go on.
     fn retry_busy(&mut self, disk: u16) {
         let disk_on_thread = self.disks.disk(disk);
         while let Some(&slot) = disk_on_thread.storage.busy.front() {
@@ -242,8 +242,8 @@ impl Worker {
         disk_on_thread.queues().for_each(|queue| self.active.wake(queue));
     }
 
-    /// Gives the ring as many kernel threads as the requests without an answer may block, beside the usual
-    /// ones.
+    /// Gives the ring as many kernel threads as the requests without an answer may block, beside
+    /// the usual ones.
     #[cold]
     fn look_at_io_workers(&mut self) {
         let before = self.clock.read().saturating_sub(BLOCKED_AFTER.as_nanos() as Nanos);

@@ -185,8 +185,8 @@ impl<'a> Conversation<'a> {
 
     /// Sleeps until there is an event. Commands precede messages: a busy front-end does not delay
     /// the operator by more than one message. [`Conversation::successor`] applies until the first
-    /// message: after its deadline, another waiting front-end is an event, unless it has hung up while it
-    /// waited. After `quiet` without another event, that is an event.
+    /// message: after its deadline, another waiting front-end is an event, unless it has hung up
+    /// while it waited. After `quiet` without another event, that is an event.
     fn wait(&self, quiet: Option<Duration>) -> io::Result<Wakeup<'a>> {
         let Commands { mailbox, faults } = self.commands;
         loop {

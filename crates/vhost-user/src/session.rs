@@ -171,9 +171,9 @@ impl<'a> Session<'a> {
         all
     }
 
-    /// Stops and drains the running queues among `which`, and stores their bases. The requests that a
-    /// halted disk keeps end as `at_stop` says, also those of a queue that could not start again. Returns
-    /// the indices of the stopped queues.
+    /// Stops and drains the running queues among `which`, and stores their bases. The requests that
+    /// a halted disk keeps end as `at_stop` says, also those of a queue that could not start again.
+    /// Returns the indices of the stopped queues.
     pub(crate) fn stop(
         &mut self,
         which: impl IntoIterator<Item = usize>,

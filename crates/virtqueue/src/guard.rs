@@ -217,8 +217,8 @@ fn replace_lost_pages(code: c_int, address: usize) -> bool {
     let start = address - (address - pages.addresses.start) % pages.page_bytes;
     let is_alone =
         (code == BUS_MCEERR_AR || is_in_file(&pages, start)) && entry.count_single_page();
-    // After a truncation all later pages are lost: one mapping replaces them. Falls back to one page
-    // if the kernel refuses.
+    // After a truncation all later pages are lost: one mapping replaces them. Falls back to one
+    // page if the kernel refuses.
     if !(!is_alone && replace(start, pages.addresses.end - start)
         || replace(start, pages.page_bytes))
     {

@@ -71,9 +71,9 @@ pub struct RingSetup {
     pub avail_addr: u64,
     /// Address in the front-end of the used ring (packed: the device event suppression structure).
     pub used_addr: u64,
-    /// First position to serve. Split: index of the next avail entry. Packed: bits 0 to 15 next avail
-    /// position, bits 16 to 31 next used position; bit 15 of each is the wrap counter (vhost-user,
-    /// "VHOST_USER_SET_VRING_BASE").
+    /// First position to serve. Split: index of the next avail entry. Packed: bits 0 to 15 next
+    /// avail position, bits 16 to 31 next used position; bit 15 of each is the wrap counter
+    /// (vhost-user, "VHOST_USER_SET_VRING_BASE").
     pub base: u32,
     /// INDIRECT_DESC was negotiated.
     pub indirect: bool,
@@ -280,9 +280,9 @@ impl VirtQueue {
         }
     }
 
-    /// The next position to serve, in the form of [`RingSetup::base`]. Split: index of the next avail
-    /// entry. Packed: bits 0 to 15 next avail position, bits 16 to 31 next used position; bit 15 of
-    /// each is the wrap counter (vhost-user, "VHOST_USER_SET_VRING_BASE").
+    /// The next position to serve, in the form of [`RingSetup::base`]. Split: index of the next
+    /// avail entry. Packed: bits 0 to 15 next avail position, bits 16 to 31 next used position; bit
+    /// 15 of each is the wrap counter (vhost-user, "VHOST_USER_SET_VRING_BASE").
     pub fn base(&self) -> u32 {
         match &self.ring {
             Ring::Split(queue) => u32::from(queue.next_avail),

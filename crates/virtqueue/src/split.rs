@@ -171,8 +171,8 @@ impl SplitQueue {
         fence(Ordering::SeqCst);
     }
 
-    /// Asks for no kicks. With EVENT_IDX it sets `avail_event` to an entry that the driver has passed:
-    /// the value of an earlier `arm` would still cause a kick.
+    /// Asks for no kicks. With EVENT_IDX it sets `avail_event` to an entry that the driver has
+    /// passed: the value of an earlier `arm` would still cause a kick.
     pub(crate) fn suppress(&mut self) {
         if self.event_idx {
             self.ask_for_kick_at(self.next_avail.wrapping_sub(1));

@@ -86,8 +86,8 @@ impl Drop for FailureWatch {
     }
 }
 
-/// Reports failures until the sender of `ended` is dropped. Asks once more after that, when the queues
-/// have drained: a sync that failed since the last line must not be forgotten.
+/// Reports failures until the sender of `ended` is dropped. Asks once more after that, when the
+/// queues have drained: a sync that failed since the last line must not be forgotten.
 fn watch(report: impl Fn(), interval: Duration, event: &EventFd, ended: &mpsc::Receiver<()>) {
     while event.read().is_ok() {
         report();

@@ -8,9 +8,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// Time after which another queue of a disk pays its debt, because the next payer has not looked.
 const PAYER_PATIENCE: Nanos = 5 * LEAD_MAX;
 
-/// The queues of a disk that wait, and the one that pays its debt in the name of the disk: with a ticket
-/// of each queue, the disk would take more often than the others. The payer takes the next request, so it
-/// is the queue that has waited longest.
+/// The queues of a disk that wait, and the one that pays its debt in the name of the disk: with a
+/// ticket of each queue, the disk would take more often than the others. The payer takes the next
+/// request, so it is the queue that has waited longest.
 #[derive(Debug, Default)]
 pub(crate) struct Waits(Mutex<State>);
 

@@ -4,7 +4,7 @@
 //! is valid from the first request on.
 //!
 //! The front-end can write to the region, too. The data plane reads it once, when a queue starts,
-//! and checks it like a virtqueue. While a queue runs, the data plane only writes it and uses its own
+//! and checks it like a ring. While a queue runs, the data plane only writes it and uses its own
 //! copy of the state.
 //!
 //! The release fences order the stores for one reader: the daemon that follows this one. Its loads
@@ -140,8 +140,8 @@ pub(crate) enum QueueRegion {
 
 impl QueueRegion {
     /// Opens the part of queue `index`. Returns it with the chains that a previous daemon left in
-    /// flight, and moves `virtqueue` behind them: the caller must take these chains again first. Returns
-    /// `None` if the region has no room for the queue.
+    /// flight, and moves `virtqueue` behind them: the caller must take these chains again first.
+    /// Returns `None` if the region has no room for the queue.
     pub(crate) fn open(
         region: &Arc<InflightRegion>,
         layout: Layout,

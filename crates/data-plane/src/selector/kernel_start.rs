@@ -36,8 +36,8 @@ pub struct Started {
 }
 
 impl PlaneSelector {
-    /// Starts a queue in the kernel, or parks it. Returns the plane that has it. Stores the requests
-    /// that it completes itself in `recovered`.
+    /// Starts a queue in the kernel, or parks it. Returns the plane that has it. Stores the
+    /// requests that it completes itself in `recovered`.
     pub(super) fn start_in_kernel(
         &mut self,
         mut setup: QueueSetup,

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Disks of a group in simulated time, in the way in which a data-plane thread uses their throttles.
+//! Disks of a group in simulated time, in the way in which a data-plane thread uses their
+//! throttles.
 
 use super::{AHEAD_MAX, QUANTUM, Throttle, nanos};
 use crate::limits::{LEAD_MAX, Limiter, Limits, Nanos, Share};
@@ -163,7 +164,8 @@ proptest! {
         for &(queues, eighths) in &disks {
             let of_queues: Vec<u64> = clients.by_ref().take(queues).map(|it| it.taken).collect();
             let (least, most) = (of_queues.iter().min().unwrap(), of_queues.iter().max().unwrap());
-            // Their order is not that of a disk: a queue may take twice of three times, and one request more at the end.
+            // Their order is not that of a disk: a queue may take twice of three times, and one
+            // request more at the end.
             let request = eighths * 128 * KIB;
             prop_assert!(least * 4 + request >= *most, "queues of a disk: {of_queues:?}");
             of_each.push(of_queues.iter().sum::<u64>());
