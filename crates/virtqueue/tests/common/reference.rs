@@ -88,7 +88,7 @@ impl Ring<'_> {
         while index < count {
             let at = table.addr.checked_add(16 * u64::from(index)).ok_or(Broken("wraps"))?;
             let desc = self.desc(at, packed)?;
-            // Section 2.8.8: only WRITE counts in the table of a packed queue.
+            // Section 2.8.7: only WRITE counts in the table of a packed queue.
             if !packed && desc.flags & INDIRECT != 0 {
                 return Err(Broken("table in a table"));
             }
