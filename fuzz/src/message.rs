@@ -63,7 +63,7 @@ fn new_device() -> Device {
         threads: 1,
         cpus: Vec::new(),
         poll_max: Duration::ZERO,
-        portion: None,
+        batch_size: None,
         pin_memory: false,
         coalesce: Coalesce::Off,
         iopoll: IoPoll::Off,

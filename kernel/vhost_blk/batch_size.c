@@ -6,7 +6,7 @@
  * Device, worker and driver work in parallel only while each of them has some of the requests in
  * flight. With large batches all requests go to and fro together. Small ones cost calls of the
  * driver and turns of the loop. A trial decides (trial.c), as in the daemon's own data plane
- * (crates/data-plane/src/portion.rs), and its result stays for the queue. As trial.c, this file is
+ * (crates/data-plane/src/batch_size.rs), and its result stays for the queue. As trial.c, this file is
  * also built for userspace.
  */
 #include "batch_size.h"

@@ -162,7 +162,7 @@ impl Coalescer {
         match self.mode {
             Coalesce::On => true,
             Coalesce::Off => false,
-            Coalesce::Auto => self.chosen != self.trial.differs(),
+            Coalesce::Auto => self.chosen != self.trial.tries_other(),
         }
     }
 
@@ -196,8 +196,8 @@ impl Coalescer {
 
     /// Counts a window in the trial, or in the pause before the next one.
     fn count(&mut self, rate: f64, window: Tally) {
-        self.tallies[usize::from(self.trial.differs())] += window;
-        match self.trial.count(rate, self.wanted()) {
+        self.tallies[usize::from(self.trial.tries_other())] += window;
+        match self.trial.record_window(rate, self.wanted()) {
             Step::Begins => self.tallies = Default::default(),
             Step::Ended { changes: true } => {
                 self.chosen = !self.chosen;

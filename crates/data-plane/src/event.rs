@@ -16,8 +16,8 @@ const TAG_IO_WORKERS: u64 = 6;
 /// wrappers keep a list with a place for each slot.
 const ENTRY_BITS: u32 = DEPTH_MAX.ilog2();
 
-/// A queue of a thread: the thread's number of the disk, and the disk's number of the queue on this
-/// thread.
+/// Identity of a queue within one thread: its disk's index in `Disks`, and its index in
+/// `DiskOnThread`. It is not the queue's index in the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct QueueId {
     pub(crate) disk: u16,

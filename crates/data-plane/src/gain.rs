@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The gain of one choice over another, and whether it is more than chance.
 //!
-//! The rate of a device varies by 10 % and more from one window to the next. Four windows in the order of
-//! [`Trial::differs`](crate::trial::Trial::differs) make a block, in which a steady change affects both choices alike.
-//! The relative gains of the blocks have a mean and a standard error: a trial goes on until the error is small enough
-//! for the mean, or until it has its last block.
+//! The rate of a device varies by 10 % and more from one window to the next. Four windows in the
+//! order of [`Trial::tries_other`](crate::trial::Trial::tries_other) make a block, in which a
+//! steady change affects both choices alike. The relative gains of the blocks have a mean and a
+//! standard error: a trial goes on until the error is small enough for the mean, or until it has
+//! its last block.
 
 use crate::trial::Proof;
 
@@ -40,17 +41,21 @@ impl Gains {
     /// Returns whether the other choice gains more than the share `wanted`, as soon as that is sure. Before the `last`
     /// block `None`: it is not. A negative share is a loss that the other choice may have.
     pub(crate) fn verdict(&self, wanted: f64, proof: Proof, last: bool) -> Option<bool> {
+        if self.blocks < 2 {
+            return last.then_some(false);
+        }
         let blocks = f64::from(self.blocks);
         let mean = self.sum / blocks;
         let variance = (self.squares - self.sum * mean) / (blocks - 1.0);
         let error = (variance.max(DEVIATION_MIN * DEVIATION_MIN) / blocks).sqrt();
-        match () {
-            () if self.blocks < 2 => last.then_some(false),
-            () if self.blocks >= EARLY_BLOCKS && mean - wanted > EARLY_ERRORS * error => Some(true),
-            () if mean + LOSS_ERRORS * error < wanted => Some(false),
-            () if proof == Proof::Likely || wanted < 0.0 => last.then_some(mean > wanted),
-            () => last.then_some(mean > wanted && mean > WIN_ERRORS * error),
+        if self.blocks >= EARLY_BLOCKS && mean - wanted > EARLY_ERRORS * error {
+            return Some(true);
         }
+        if mean + LOSS_ERRORS * error < wanted {
+            return Some(false);
+        }
+        let needs_proof = proof != Proof::Likely && wanted >= 0.0;
+        last.then_some(mean > wanted && (!needs_proof || mean > WIN_ERRORS * error))
     }
 }
 
@@ -71,9 +76,11 @@ mod tests {
         loop {
             // Twelve uniform numbers have a variance of one.
             let normal = (0..12).map(|_| random.f64()).sum::<f64>() - 6.0;
-            let rate = if trial.differs() { 1.0 + gain } else { 1.0 };
+            let rate = if trial.tries_other() { 1.0 + gain } else { 1.0 };
             windows += u32::from(trial.is_running());
-            if let Step::Ended { changes } = trial.count(rate * (1.0 + noise * normal), wanted) {
+            if let Step::Ended { changes } =
+                trial.record_window(rate * (1.0 + noise * normal), wanted)
+            {
                 return (changes, windows);
             }
         }

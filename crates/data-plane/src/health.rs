@@ -197,13 +197,14 @@ impl Health {
         };
         if resumed {
             tracing::info!("the halt has ended: the requests that failed are tried again");
-            self.tell(&HealthEvent::Resumed);
+            self.report_event(&HealthEvent::Resumed);
         }
         resumed
     }
 
-    /// Tells each request that takes this long from now on, with the time of each stage. `None`: none.
-    /// Each one costs a call of the hook, and all others some readings of the clock.
+    /// Reports each later request that takes at least `slower_than`, with the time of each stage.
+    /// `None` ends the trace. Each report costs a call of the hook, and each other request some
+    /// readings of the clock.
     pub fn trace(&self, slower_than: Option<Duration>) {
         let nanos = slower_than.map_or(0, |time| (time.as_nanos() as Nanos).max(1));
         let tracer = self.lock_tracer();
@@ -244,8 +245,8 @@ impl Health {
         self.slower_than.nanos()
     }
 
-    /// Tells a message of the trace.
-    pub(crate) fn tell_traced(&self, message: Traced<'_>) {
+    /// Reports a message of the trace.
+    pub(crate) fn report_traced(&self, message: Traced<'_>) {
         if let Some(hook) = self.trace_hook.get() {
             hook(message);
         }
@@ -320,7 +321,7 @@ impl Health {
             reason,
             "the disk is halted: the guest's requests wait; repair the storage, then resume the disk"
         );
-        self.tell(&HealthEvent::Halted(reason));
+        self.report_event(&HealthEvent::Halted(reason));
     }
 
     /// Takes note that the storage has failed requests, and logs the first one of a second.
@@ -346,7 +347,7 @@ impl Health {
             told
         };
         if let Some(failure) = &told {
-            self.tell(&HealthEvent::Failed(failure.clone()));
+            self.report_event(&HealthEvent::Failed(failure.clone()));
         }
         told
     }
@@ -360,21 +361,21 @@ impl Health {
         }
         let seconds = age.as_secs();
         tracing::error!(queue, seconds, "the storage does not answer: a request is in flight");
-        self.tell(&HealthEvent::Stalled(queue));
+        self.report_event(&HealthEvent::Stalled(queue));
     }
 
     /// Takes note that no request of a queue is beyond the time limit any more.
     pub(crate) fn recovered(&self, queue: u16) {
         self.lock().stalled.remove(&queue);
         tracing::info!(queue, "the storage answers again");
-        self.tell(&HealthEvent::Recovered(queue));
+        self.report_event(&HealthEvent::Recovered(queue));
     }
 
     fn lock(&self) -> MutexGuard<'_, HealthReport> {
         self.report.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn tell(&self, event: &HealthEvent) {
+    fn report_event(&self, event: &HealthEvent) {
         if let Some(hook) = self.hook.get() {
             hook(event);
         }

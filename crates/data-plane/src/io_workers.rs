@@ -5,7 +5,7 @@
 //! All disks of a thread share them. Storage that does not answer, such as a frozen file system or a device
 //! without a path, keeps a kernel thread for each operation that has to wait in its submission. So that
 //! the other disks still find some, the bound grows by the requests that have no answer for some time, and
-//! shrinks after it. Without [`IO_WORKERS_MAX`] requests in flight nobody looks.
+//! shrinks after it. No check runs below [`IO_WORKERS_MAX`] requests in flight.
 //!
 //! So that this needs a bounded number of kernel threads, [`room`] bounds the requests that the storage of
 //! a thread has.
@@ -23,8 +23,8 @@ const IO_WORKERS_MAX: u32 = 16;
 const IN_STORAGE_MAX: u32 = 3072;
 /// Requests of a queue that the storage may have in any case.
 const OWN: u32 = 16;
-/// Time without an answer after which a request counts as one that keeps a kernel thread.
-pub(crate) const KEPT_AFTER: Duration = Duration::from_millis(250);
+/// Time without an answer after which a request counts as one that blocks a kernel thread.
+pub(crate) const BLOCKED_AFTER: Duration = Duration::from_millis(250);
 
 /// The bound on the kernel threads of a ring.
 #[derive(Debug)]
@@ -53,8 +53,8 @@ pub(crate) fn room(queue: u32, disk: u32, thread: u32) -> u32 {
 }
 
 /// The bound while so many requests have no answer. Few steps make few system calls.
-fn max_with(kept: u32) -> u32 {
-    IO_WORKERS_MAX + kept.next_multiple_of(IO_WORKERS_MAX)
+fn max_with(blocked: u32) -> u32 {
+    IO_WORKERS_MAX + blocked.next_multiple_of(IO_WORKERS_MAX)
 }
 
 impl Uring {
@@ -72,9 +72,9 @@ impl Uring {
         self.ring.submitter().register_iowq_max_workers(&mut [max; 2])
     }
 
-    /// Returns whether requests in flight could keep all kernel threads, and nobody looks.
+    /// Returns whether blocked requests could occupy all io-wq workers and no check is scheduled.
     #[inline]
-    pub(crate) fn wants_watch(&self) -> bool {
+    pub(crate) fn needs_timer(&self) -> bool {
         self.in_storage >= IO_WORKERS_MAX && !self.io_workers.watches
     }
 
@@ -82,7 +82,7 @@ impl Uring {
     #[cold]
     pub(crate) fn watch_io_workers(&mut self) {
         self.io_workers.watches = true;
-        self.notify_in(KEPT_AFTER, Event::IoWorkers);
+        self.notify_in(BLOCKED_AFTER, Event::IoWorkers);
     }
 
     /// Makes the kernel start threads for operations that wait for one: it does so only when another one
@@ -93,10 +93,10 @@ impl Uring {
     }
 
     /// Adapts the bound to the number of requests without an answer, after [`Event::IoWorkers`].
-    pub(crate) fn looked_at_io_workers(&mut self, kept: u32) {
-        let max = max_with(kept);
+    pub(crate) fn resize_io_workers(&mut self, blocked: u32) {
+        let max = max_with(blocked);
         if max != self.io_workers.max && self.bound_io_workers(max).is_ok() {
-            tracing::debug!(kept, max, "requests have no answer: other bound on kernel threads");
+            tracing::debug!(blocked, max, "requests have no answer: other bound on kernel threads");
             if max > self.io_workers.max {
                 self.wake_io_workers();
             }
@@ -123,8 +123,8 @@ mod tests {
 
     #[test]
     fn the_usual_threads_stay_free_beside_those_that_requests_keep() {
-        for (kept, max) in [(0, 16), (1, 32), (16, 32), (17, 48), (3072, 3088), (3073, 3104)] {
-            assert_eq!(max_with(kept), max, "{kept}");
+        for (blocked, max) in [(0, 16), (1, 32), (16, 32), (17, 48), (3072, 3088), (3073, 3104)] {
+            assert_eq!(max_with(blocked), max, "{blocked}");
         }
     }
 
@@ -187,10 +187,10 @@ mod tests {
     fn the_kernel_learns_the_bound_and_its_end() {
         let mut uring = Uring::new().expect("a ring");
         uring.start_io_workers(&[]).expect("Linux 5.15");
-        uring.looked_at_io_workers(100);
+        uring.resize_io_workers(100);
         assert_eq!(max_of_kernel(&uring), [128; 2]);
         assert!(uring.io_workers.watches, "nobody would look for the end");
-        uring.looked_at_io_workers(0);
+        uring.resize_io_workers(0);
         assert_eq!(max_of_kernel(&uring), [16; 2]);
         assert!(!uring.io_workers.watches, "an idle thread would wake up");
     }
@@ -200,10 +200,10 @@ mod tests {
         let mut uring = Uring::new().expect("a ring");
         for (in_storage, wants) in [(0, false), (15, false), (16, true), (500, true)] {
             uring.in_storage = in_storage;
-            assert_eq!(uring.wants_watch(), wants, "{in_storage}");
+            assert_eq!(uring.needs_timer(), wants, "{in_storage}");
         }
         uring.watch_io_workers();
-        assert!(!uring.wants_watch(), "it looks already");
+        assert!(!uring.needs_timer(), "it looks already");
         let mut events = Vec::new();
         uring.wait(None);
         uring.reap(&mut events, 10);

@@ -3,7 +3,7 @@
 
 use crate::error::StartError;
 use crate::limits::Share;
-use crate::mail::{AddDisk, Answer, Mail, Postbox};
+use crate::mail::{AddDisk, Mail, PendingReply, Postbox};
 use crate::plane::IoPoll;
 use crate::pool::UringPool;
 use backend::{Disk, Lane};
@@ -27,14 +27,14 @@ impl Lanes {
     ) -> Result<Self, StartError> {
         let mut lanes = Lanes { pool, disk, numbers: Vec::new() };
         let info = lanes.disk.info();
-        let submits_elsewhere = info.submission_blocks;
+        let force_async = info.submission_blocks;
         let iopoll = match lanes.pool.options().iopoll {
             IoPoll::Auto if !info.io_poll => IoPoll::Off,
             chosen => chosen,
         };
         for thread in 0..lanes.pool.threads() {
             let lane = lanes.disk.open_lane().map_err(StartError::Lane)?;
-            let disk = AddDisk { lane, share: Arc::clone(share), iopoll, submits_elsewhere };
+            let disk = AddDisk { lane, share: Arc::clone(share), iopoll, force_async };
             let number = lanes.pool.postbox(thread).ask(|reply| Mail::AddDisk(disk, reply))?;
             lanes.numbers.push(number);
         }
@@ -76,7 +76,7 @@ impl Drop for Lanes {
         let remove = |(postbox, number): (&Postbox, u16)| {
             postbox.request(|reply| Mail::RemoveDisk(number, reply))
         };
-        let answers: Vec<Answer<Box<dyn Lane>>> = self.threads().map(remove).collect();
+        let answers: Vec<PendingReply<Box<dyn Lane>>> = self.threads().map(remove).collect();
         answers.into_iter().for_each(|answer| drop(answer.wait()));
     }
 }

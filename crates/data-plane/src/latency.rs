@@ -115,8 +115,8 @@ pub(crate) fn monotonic() -> Nanos {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// The clock of one thread. A turn of the loop that takes chains needs the time; the end of the sleep
-/// or the publication right before it has read the clock already.
+/// The clock of one thread. Caches the last reading of the clock, so that a turn after a sleep or a
+/// publication does not read it again.
 #[derive(Debug, Default)]
 pub(crate) struct Clock {
     last: Option<Nanos>,

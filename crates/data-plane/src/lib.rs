@@ -15,8 +15,9 @@
 mod affinity;
 mod arrivals;
 mod backoff;
-mod batch;
+mod batch_size;
 mod coalesce;
+mod completion_batch;
 #[cfg(test)]
 mod conformance;
 mod error;
@@ -39,7 +40,6 @@ mod poll_ring;
 mod poll_trial;
 mod pool;
 mod port;
-mod portion;
 mod region;
 mod remote;
 mod request_table;
@@ -50,10 +50,10 @@ mod stall;
 mod stats;
 mod submit;
 mod table;
+mod throttle;
 mod trace;
 mod transfer;
 mod trial;
-mod turn;
 mod uring;
 mod uring_plane;
 mod worker;
@@ -67,12 +67,13 @@ pub use latency::{Histogram, LATENCY_BUCKETS, Latencies, Operation};
 pub use limit_change::{GroupStart, LimitChange, LimitError, Limits};
 pub use once_per_second::{LogLimit, OncePerSecond};
 pub use plane::{
-    Choices, Coalesce, IoPoll, KeptRequests, PlaneKind, QueueReport, QueueSetup, QueueState,
+    AtStop, Choices, Coalesce, IoPoll, PlaneKind, QueueReport, QueueSetup, QueueState,
 };
 pub use pool::{UringOptions, UringPool};
 pub use region::{InflightRegion, queue_region_bytes};
 pub use selector::{
-    PlaneChoice, PlaneSelector, Prepared, QueueHandle, Recovered, ReplaceError, Selected, Selection,
+    PlaneChoice, PlaneSelector, Prepared, QueueHandle, Recovered, ReplaceError, Selected,
+    Selection, Started,
 };
 pub use signals::{Blocked, signal};
 pub use stats::QueueStats;

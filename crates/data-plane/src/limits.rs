@@ -5,14 +5,14 @@
 //! taken request advances the clock by its cost, and may advance it beyond the present time: that
 //! debt delays the next request. An idle clock lags behind the present time by the burst at most.
 //!
-//! A queue asks before it takes a chain ([`crate::turn::Turn`]), so that no taken request waits for a
-//! limit, and a stop is not delayed.
+//! A queue asks before it takes a chain ([`crate::throttle::Throttle`]), so that no taken request
+//! waits for a limit, and a stop is not delayed.
 //!
 //! In a group, a request advances a clock to [`LEAD_MAX`] after the present time at most, or by the
-//! cost of one request with a limit on requests. The rest of its cost is debt of its disk alone. The
-//! disk takes no request meanwhile: its queues wait their turn as usual, and when they have it, they
-//! pay a part of the debt, again up to that time. So the others wait for a large request no longer than
-//! for a small one, and all costs reach the clocks.
+//! cost of one request with a limit on requests. The rest of its cost is debt of its disk alone.
+//! The disk takes no request meanwhile: its queues wait in order as usual, and when the limit opens
+//! for them, they pay a part of the debt, again up to that time. So the others wait for a large
+//! request no longer than for a small one, and all costs reach the clocks.
 //!
 //! The order of waiting queues is that of start-time fair queuing. The *tag* of a disk is the cost of
 //! its requests so far. A queue that begins to wait keeps the present tag of its disk, and the waiting
@@ -87,15 +87,15 @@ struct Order {
     limits: Limits,
     source: Source,
     shares: Vec<Weak<Share>>,
-    waiting: BTreeSet<Place>,
+    waiting: BTreeSet<Ticket>,
     /// Lowest tag of a queue that begins to wait.
     floor: u64,
-    /// Number of places so far.
-    places: u64,
+    /// Number of tickets so far.
+    tickets: u64,
 }
 
-/// A waiting queue: tag, and number of the place. The lowest one is the next.
-pub(crate) type Place = (u64, u64);
+/// The ticket of a waiting queue: tag and number. The lowest one is the next.
+pub(crate) type Ticket = (u64, u64);
 
 /// The membership of one disk. A group ends with its last member; threads may hold shares longer.
 #[derive(Debug)]
@@ -136,7 +136,7 @@ impl Limiter {
                 shares: Vec::new(),
                 waiting: BTreeSet::new(),
                 floor: 0,
-                places: 0,
+                tickets: 0,
             }),
         })
     }
@@ -273,34 +273,34 @@ impl Limiter {
         self.clocks.iops.opens_at().max(self.clocks.bytes.opens_at())
     }
 
-    /// Number of queues that are before `place`, at most `most`.
-    pub(crate) fn ahead(&self, place: Place, most: usize) -> usize {
-        self.order().waiting.range(..place).take(most).count()
+    /// Number of queues that are before `ticket`, at most `most`.
+    pub(crate) fn ahead(&self, ticket: Ticket, most: usize) -> usize {
+        self.order().waiting.range(..ticket).take(most).count()
     }
 
-    /// Goes on with the wait of a queue, whose place [`Limiter::serve`] may have given up meanwhile.
-    /// Returns as [`Limiter::ahead`].
-    pub(crate) fn wait_on(&self, place: Place, most: usize) -> usize {
+    /// Goes on with the wait of a queue, whose ticket [`Limiter::serve`] may have given up
+    /// meanwhile. Returns as [`Limiter::ahead`].
+    pub(crate) fn wait_on(&self, ticket: Ticket, most: usize) -> usize {
         let mut order = self.order();
-        order.waiting.insert(place);
-        order.waiting.range(..place).take(most).count()
+        order.waiting.insert(ticket);
+        order.waiting.range(..ticket).take(most).count()
     }
 
     /// Ends the wait of a queue that takes nothing.
-    pub(crate) fn leave(&self, place: Place) {
-        self.order().waiting.remove(&place);
+    pub(crate) fn leave(&self, ticket: Ticket) {
+        self.order().waiting.remove(&ticket);
     }
 
     /// Ends the wait of a queue that may take now, and the right of those ahead of it to go first, until
     /// they look again. Returns whether none was ahead.
-    pub(crate) fn serve(&self, place: Place) -> bool {
+    pub(crate) fn serve(&self, ticket: Ticket) -> bool {
         let mut order = self.order();
-        let is_first = order.waiting.range(..place).next().is_none();
+        let is_first = order.waiting.range(..ticket).next().is_none();
         if is_first {
-            order.floor = order.floor.max(place.0);
+            order.floor = order.floor.max(ticket.0);
         }
-        order.waiting = order.waiting.split_off(&place);
-        order.waiting.remove(&place);
+        order.waiting = order.waiting.split_off(&ticket);
+        order.waiting.remove(&ticket);
         is_first
     }
 
@@ -462,18 +462,18 @@ impl Share {
         }
     }
 
-    /// A place of a queue of the disk that begins to wait.
-    pub(crate) fn wait(&self) -> Place {
+    /// A ticket of a queue of the disk that begins to wait.
+    pub(crate) fn wait(&self) -> Ticket {
         let mut order = self.limiter.order();
         if order.waiting.is_empty() {
             let least = self.limiter.clocks.top.load(Relaxed).saturating_sub(TAG_LEAD_MAX);
             order.floor = order.floor.max(least);
         }
         let tag = self.tag.fetch_max(order.floor, Relaxed).max(order.floor);
-        order.places += 1;
-        let place = (tag, order.places);
-        order.waiting.insert(place);
-        place
+        order.tickets += 1;
+        let ticket = (tag, order.tickets);
+        order.waiting.insert(ticket);
+        ticket
     }
 }
 

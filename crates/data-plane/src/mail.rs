@@ -4,7 +4,7 @@
 use crate::error::StartError;
 use crate::event::QueueId;
 use crate::limits::{Limiter, Share};
-use crate::plane::{IoPoll, KeptRequests, QueueSetup, QueueState};
+use crate::plane::{AtStop, IoPoll, QueueSetup, QueueState};
 use backend::Lane;
 use std::fs::File;
 use std::io;
@@ -29,7 +29,7 @@ pub(crate) enum Mail {
     Start(u16, Box<(QueueSetup, VirtQueue)>, Sender<QueueId>),
     /// A disk is no longer halted.
     Wake(u16),
-    Stop(QueueId, KeptRequests, Sender<QueueState>),
+    Stop(QueueId, AtStop, Sender<QueueState>),
     /// The queue has a new call eventfd.
     SetCall(QueueId, Arc<NewCall>),
     State(QueueId, Sender<QueueState>),
@@ -87,15 +87,15 @@ pub(crate) struct AddDisk {
     pub(crate) share: Arc<Share>,
     /// Use of the `IOPOLL` ring; `Auto`: the device has poll queues.
     pub(crate) iopoll: IoPoll,
-    /// Operations are submitted by a thread of the kernel.
-    pub(crate) submits_elsewhere: bool,
+    /// Submits operations with IOSQE_ASYNC, because issuing one may block.
+    pub(crate) force_async: bool,
 }
 
-/// The pending answer of a thread.
+/// A reply of a thread that may not have arrived.
 #[must_use = "the thread answers"]
-pub(crate) struct Answer<T>(Receiver<T>);
+pub(crate) struct PendingReply<T>(Receiver<T>);
 
-impl<T> Answer<T> {
+impl<T> PendingReply<T> {
     pub(crate) fn wait(self) -> T {
         self.0.recv().expect("the thread answers before it ends")
     }
@@ -126,10 +126,10 @@ impl Postbox {
     }
 
     /// Sends the mail that `mail` makes of a reply channel.
-    pub(crate) fn request<T>(&self, mail: impl FnOnce(Sender<T>) -> Mail) -> Answer<T> {
+    pub(crate) fn request<T>(&self, mail: impl FnOnce(Sender<T>) -> Mail) -> PendingReply<T> {
         let (reply, answer) = channel();
         self.send(mail(reply));
-        Answer(answer)
+        PendingReply(answer)
     }
 
     /// Sends the mail that `mail` makes of a reply channel, and waits for the reply.

@@ -10,7 +10,7 @@ use std::fs::File;
 use std::io;
 use std::sync::Arc;
 use virtio_blk::DiskView;
-use virtqueue::{GuestMemory, Resubmit, RingSetup};
+use virtqueue::{GuestMemory, InflightChain, RingSetup};
 
 /// A data plane: runs the queues of one disk.
 ///
@@ -30,7 +30,7 @@ pub(crate) trait DataPlane {
     /// Stops the running queues `indices`: first none of them takes a further chain, then their
     /// requests in flight complete, except those that a halted disk keeps. The time is that of the
     /// slowest queue. Returns their states in the same order.
-    fn stop_queues(&mut self, indices: &[u16], kept: KeptRequests) -> Vec<QueueState>;
+    fn stop_queues(&mut self, indices: &[u16], at_stop: AtStop) -> Vec<QueueState>;
 
     /// Replaces the call eventfd of a running queue without waiting for its I/O.
     fn set_call(&mut self, index: u16, call: Option<File>) -> Result<(), KernelError>;
@@ -109,8 +109,8 @@ pub struct QueueSetup {
     /// The health of the disk.
     pub health: Arc<Health>,
     /// Requests that the previous start of the queue has left: [`QueueState::left`].
-    pub kept: Vec<Resubmit>,
-    /// Number of the requests left, here or in the region, that the counters of an earlier start have.
+    pub kept: Vec<InflightChain>,
+    /// Number of kept chains that an earlier start has counted; they are not counted again.
     pub counted: u64,
 }
 
@@ -133,23 +133,36 @@ impl QueueSetup {
     }
 }
 
-/// The end of the requests that a halted disk keeps, when their queue stops.
+/// Treatment of the requests that a halted disk keeps, at the stop of their queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum KeptRequests {
+pub enum AtStop {
     /// They are carried out after the next start of the queue. The in-flight region records them, or
     /// [`QueueState::left`] if there is none.
-    Carry,
+    Resubmit,
     /// The front-end is gone: they stay in the in-flight region; without one they get an error.
-    Leave,
+    LeaveInRegion,
     /// They get an error: the queue may start elsewhere, or never.
-    Answer,
+    Fail,
+}
+
+impl AtStop {
+    /// Returns whether the stop itself answers the kept requests with an error. `has_region`: the
+    /// in-flight region records them.
+    pub fn fails(self, has_region: bool) -> bool {
+        match self {
+            AtStop::Resubmit => false,
+            AtStop::LeaveInRegion => !has_region,
+            AtStop::Fail => true,
+        }
+    }
 }
 
 /// The present choices of a data plane for a running queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Choices {
-    /// Requests that it hands to the storage at a time: the portion of the queue's thread. Kernel
-    /// plane: the first batch after a sleep, which grows if its size is not fixed. 0: not known.
+    /// Requests that it hands to the storage at a time: the batch size of the queue's thread.
+    /// Kernel plane: the first batch after a sleep, which grows if its size is not fixed. 0: not
+    /// known.
     pub batch_size: u64,
     /// Calls are held for later ones.
     pub coalescing: bool,
@@ -170,8 +183,8 @@ pub struct QueueState {
     pub faulted: bool,
     /// Requests that wait for the end of a halt, or were left in flight by a previous daemon.
     pub kept: u64,
-    /// After a stop with [`KeptRequests::Carry`]: the requests for [`QueueSetup::kept`].
-    pub left: Vec<Resubmit>,
+    /// After a stop with [`AtStop::Resubmit`]: the requests for [`QueueSetup::kept`].
+    pub left: Vec<InflightChain>,
 }
 
 impl QueueState {

@@ -45,7 +45,7 @@ impl PollTrial {
     /// Returns whether transfers of the present window are polled.
     #[inline]
     fn polls(&self) -> bool {
-        self.chosen != self.trial.differs()
+        self.chosen != self.trial.tries_other()
     }
 
     #[cold]
@@ -67,7 +67,7 @@ impl PollTrial {
     fn measured(&mut self, rate: f64) {
         // Interrupts may lose what polling has to gain.
         let wanted = if self.chosen { -GAIN } else { GAIN };
-        if self.trial.count(rate, wanted) == (Step::Ended { changes: true }) {
+        if self.trial.record_window(rate, wanted) == (Step::Ended { changes: true }) {
             self.chosen = !self.chosen;
             tracing::debug!(polled = self.chosen, "transfers of devices with poll queues");
         }

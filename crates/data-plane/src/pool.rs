@@ -2,11 +2,11 @@
 //! The threads of the io_uring data plane, shared by any number of disks.
 
 use crate::affinity::pin_this_thread;
+use crate::batch_size::BatchSize;
 use crate::error::StartError;
 use crate::limits::{Limiter, Limits, Member};
 use crate::mail::{Mail, Postbox};
 use crate::plane::{Coalesce, IoPoll};
-use crate::portion::Portion;
 use crate::signals;
 use crate::uring::Uring;
 use crate::uring_plane::UringPlane;
@@ -31,7 +31,7 @@ pub struct UringOptions {
     pub poll_max: Duration,
     /// Requests that a queue hands to the storage, and completions that a thread shows to drivers,
     /// at a time; `None`: each thread finds the best number.
-    pub portion: Option<usize>,
+    pub batch_size: Option<usize>,
     /// Coalescing of calls. It needs polling: a thread polls while it holds a call.
     pub coalesce: Coalesce,
     /// Register guest memory as fixed buffers, which pins it.
@@ -202,12 +202,12 @@ fn build_worker(
     if let Some(&cpu) = options.cpus.get(number % options.cpus.len().max(1)) {
         pin_this_thread(cpu).map_err(|error| StartError::Cpu(cpu, error))?;
     }
-    let engine = Uring::new().map_err(StartError::Uring)?;
-    if let Err(error) = engine.start_io_workers(&options.cpus) {
+    let uring = Uring::new().map_err(StartError::Uring)?;
+    if let Err(error) = uring.start_io_workers(&options.cpus) {
         tracing::warn!(%error, "the kernel's worker threads of io_uring are neither bounded nor kept on --cpus; Linux 5.15 can do that");
     }
-    let portion = Portion::new(options.portion);
-    Ok(Worker::new(engine, options.poll_max, portion, options.coalesce, inbox, mail_fd))
+    let batch_size = BatchSize::new(options.batch_size);
+    Ok(Worker::new(uring, options.poll_max, batch_size, options.coalesce, inbox, mail_fd))
 }
 
 #[cfg(test)]

@@ -43,8 +43,8 @@ pub(crate) struct Port {
     fixed: Vec<FixedBuffer>,
     /// Use of the `IOPOLL` ring for reads and writes; with `Auto` its trial decides.
     iopoll: IoPoll,
-    /// A thread of the kernel submits the operations: the storage may keep the thread that does.
-    pub(crate) submits_elsewhere: bool,
+    /// Submits operations with IOSQE_ASYNC, because issuing one may block.
+    pub(crate) force_async: bool,
     /// The device does not support polling.
     refused: bool,
     /// Number of next transfers for the main ring: retries of transfers that found no free tag.
@@ -351,7 +351,7 @@ mod tests {
             let (from, to) = std::io::pipe().unwrap();
             (&to).write_all(&page).unwrap();
             uring.open_port(disk, &[from.as_raw_fd()], IoPoll::Off).unwrap();
-            uring.ports[usize::from(disk)].submits_elsewhere = elsewhere;
+            uring.ports[usize::from(disk)].force_async = elsewhere;
             assert_eq!(read(&mut uring, disk, 0, [0; PAGE].as_mut_ptr()), Ok(5));
             assert_eq!(kernel_threads() > 0, elsewhere, "disk {disk}");
         }

@@ -7,15 +7,15 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::{Arc, Mutex, PoisonError};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-/// The events of other threads for one ring.
-pub(crate) struct Inbox {
+/// Events of other threads for the thread of one ring.
+pub(crate) struct RemoteEvents {
     events: Mutex<Vec<(u16, Token, i32)>>,
     wake: EventFd,
 }
 
-impl Inbox {
+impl RemoteEvents {
     pub(crate) fn new() -> io::Result<Self> {
-        Ok(Inbox { events: Mutex::default(), wake: EventFd::new(EFD_NONBLOCK)? })
+        Ok(RemoteEvents { events: Mutex::default(), wake: EventFd::new(EFD_NONBLOCK)? })
     }
 
     /// The eventfd that is signalled after each delivery.
@@ -31,14 +31,14 @@ impl Inbox {
 
 /// Delivers events to the lane of one disk of the thread.
 pub(crate) struct Sender {
-    pub(crate) inbox: Arc<Inbox>,
+    pub(crate) remote_events: Arc<RemoteEvents>,
     /// The thread's number of the disk.
     pub(crate) disk: u16,
 }
 
 impl Deliver for Sender {
     fn deliver(&self, token: Token, result: i32) {
-        let Inbox { events, wake } = &*self.inbox;
+        let RemoteEvents { events, wake } = &*self.remote_events;
         events.lock().unwrap_or_else(PoisonError::into_inner).push((self.disk, token, result));
         // The counter never fills up: each write adds 1, and every write signals the poll.
         let _ = wake.write(1);

@@ -98,7 +98,7 @@ impl RequestTable {
 
     /// Removes the request that has completed from its entry.
     #[inline]
-    pub(crate) fn finish(&mut self, index: u16) -> Submitted {
+    pub(crate) fn take_submitted(&mut self, index: u16) -> Submitted {
         self.entry(index).submitted.take().expect("only a submitted request completes")
     }
 

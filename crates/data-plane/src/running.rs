@@ -5,21 +5,21 @@ mod end;
 mod kept;
 mod noted;
 
-use crate::batch::Batch;
 use crate::coalesce::Coalescer;
+use crate::completion_batch::CompletionBatch;
 use crate::event::QueueId;
 use crate::health::Health;
 use crate::latency::{Clock, Nanos, Operation};
 use crate::limits::Share;
 use crate::mail::NewCall;
-use crate::plane::{Coalesce, KeptRequests, QueueSetup, QueueState};
+use crate::plane::{AtStop, Coalesce, QueueSetup, QueueState};
 use crate::region::{QueueRegion, log_no_room, log_resubmits};
 use crate::request_table::{RequestTable, Taken};
 use crate::signals::signal;
 use crate::stall::{StallChange, StallWatch};
 use crate::stats::QueueStats;
+use crate::throttle::Throttle;
 use crate::trace::QueueTrace;
-use crate::turn::Turn;
 use std::collections::VecDeque;
 use std::fs::File;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ use std::time::Duration;
 use virtio_blk::{Completion, DiskView, Kind, Refused, Request};
 use virtio_spec::blk;
 use virtqueue::chain::StatusByte;
-use virtqueue::{Resubmit, RingFault, VirtQueue};
+use virtqueue::{InflightChain, RingFault, VirtQueue};
 
 /// Bytes in flight of one queue, of data and of ranges, at which it takes no further chain. A stop
 /// waits for at most this plus one request.
@@ -42,7 +42,7 @@ pub(crate) struct RunningQueue {
     /// The queue became active, or took or returned a chain, since the thread last looked for idle
     /// queues.
     pub(crate) recent: bool,
-    pub(crate) ring: VirtQueue,
+    pub(crate) virtqueue: VirtQueue,
     pub(crate) requests: RequestTable,
     pub(crate) disk: DiskView,
     pub(crate) kick: Option<File>,
@@ -53,7 +53,7 @@ pub(crate) struct RunningQueue {
     /// Polls of the kick eventfd that ended since the last taken chain.
     pub(crate) kick_rearms: u32,
     /// Pushed and unpublished chains.
-    pub(crate) batch: Batch,
+    pub(crate) batch: CompletionBatch,
     calls: Coalescer,
     /// The driver is asked for kicks.
     pub(crate) armed: bool,
@@ -63,14 +63,14 @@ pub(crate) struct RunningQueue {
     pub(crate) faulted: bool,
     /// The control plane waits for the queue to drain.
     pub(crate) stopping: Option<Sender<QueueState>>,
-    /// The end of kept requests at the stop.
-    pub(crate) ends_kept: KeptRequests,
+    /// Treatment of kept requests at a stop.
+    pub(crate) kept_at_stop: AtStop,
     health: Arc<Health>,
     /// The disk was halted when the thread last looked.
     halted: bool,
     stall: StallWatch,
-    /// The view on the limits of the disk.
-    pub(crate) turn: Turn,
+    /// The state for the limits of the disk.
+    pub(crate) throttle: Throttle,
     /// Operation and time of taking of each pushed and unpublished request.
     unpublished: Vec<(Operation, Nanos)>,
     trace: QueueTrace,
@@ -80,8 +80,8 @@ pub(crate) struct RunningQueue {
     region: Option<QueueRegion>,
     /// Chains that a previous daemon left in flight, or that failed and halted the disk; the queue
     /// takes them before any other.
-    resubmit: VecDeque<Resubmit>,
-    /// Chains of `resubmit`, the first ones, that the in-flight region had.
+    resubmit: VecDeque<InflightChain>,
+    /// Number of chains at the front of `resubmit` that came from the in-flight region.
     recovering: usize,
     index: u16,
 }
@@ -90,7 +90,7 @@ impl RunningQueue {
     pub(crate) fn new(
         id: QueueId,
         setup: QueueSetup,
-        mut ring: VirtQueue,
+        mut virtqueue: VirtQueue,
         slow_start: bool,
         (coalesce, poll_max): (Coalesce, Duration),
         share: Arc<Share>,
@@ -98,7 +98,8 @@ impl RunningQueue {
         let layout = setup.ring.layout;
         let QueueSetup { index, disk, kick, call, err, region, health, kept, counted, .. } = setup;
         let wanted = region.is_some();
-        let opened = region.and_then(|region| QueueRegion::open(&region, layout, index, &mut ring));
+        let opened =
+            region.and_then(|region| QueueRegion::open(&region, layout, index, &mut virtqueue));
         if wanted && opened.is_none() {
             log_no_room(index);
         }
@@ -106,7 +107,7 @@ impl RunningQueue {
         let mut resubmit = VecDeque::from(left.unwrap_or_default());
         let recovering = resubmit.len();
         if !kept.is_empty() {
-            ring.resume((setup.ring.base >> 16) as u16, &kept);
+            virtqueue.resume((setup.ring.base >> 16) as u16, &kept);
             resubmit.extend(kept);
         } else if !resubmit.is_empty() {
             log_resubmits(index, resubmit.len());
@@ -116,25 +117,25 @@ impl RunningQueue {
             id,
             is_active: false,
             recent: false,
-            requests: RequestTable::new(ring.size()),
-            ring,
+            requests: RequestTable::new(virtqueue.size()),
+            virtqueue,
             disk,
             kick,
             call,
             stats: QueueStats { chains, ..QueueStats::default() },
             kick_armed: false,
             kick_rearms: 0,
-            batch: Batch::new(slow_start),
+            batch: CompletionBatch::new(slow_start),
             calls: Coalescer::new(coalesce, poll_max),
             armed: true,
             has_room: true,
             faulted: false,
             stopping: None,
-            ends_kept: KeptRequests::Carry,
+            kept_at_stop: AtStop::Resubmit,
             halted: health.is_halted(),
             stall: StallWatch::new(health.io_timeout()),
             health,
-            turn: Turn::new(share),
+            throttle: Throttle::new(share),
             unpublished: Vec::with_capacity(64),
             trace: QueueTrace::default(),
             inflight_bytes: 0,
@@ -151,7 +152,7 @@ impl RunningQueue {
     pub(crate) fn take(&mut self, clock: &mut Clock) -> Option<Taken> {
         let (is_new, is_traced) = (self.resubmit.is_empty(), self.health.is_traced());
         if is_traced {
-            clock.recent(); // a time before the look at the ring
+            clock.recent(); // cache a time that precedes the read of the ring
         }
         let taken = match is_new {
             true => self.take_next(),
@@ -172,9 +173,9 @@ impl RunningQueue {
 
     #[inline]
     fn take_next(&mut self) -> Option<Taken> {
-        let (ring, region) = (&mut self.ring, &mut self.region);
+        let (virtqueue, region) = (&mut self.virtqueue, &mut self.region);
         let taken = self.requests.take(|chain| {
-            let head = ring.take(chain)?;
+            let head = virtqueue.take(chain)?;
             if let (Some(head), Some(region)) = (&head, region) {
                 region.taken(head, chain);
                 if region.is_lost() {
@@ -200,10 +201,11 @@ impl RunningQueue {
 
     #[cold]
     fn take_resubmitted(&mut self) -> Option<Taken> {
-        let (ring, region, resubmit) = (&mut self.ring, &mut self.region, &mut self.resubmit);
+        let (virtqueue, region, resubmit) =
+            (&mut self.virtqueue, &mut self.region, &mut self.resubmit);
         let taken = self.requests.take(|chain| {
-            let Some(again) = resubmit.pop_front() else { return Ok(None) };
-            let head = ring.take_resubmitted(&again, chain)?;
+            let Some(inflight) = resubmit.pop_front() else { return Ok(None) };
+            let head = virtqueue.take_resubmitted(&inflight, chain)?;
             if let Some(region) = region {
                 region.taken_resubmitted(&head);
             }
@@ -231,7 +233,7 @@ impl RunningQueue {
         let parsed = Request::parse(&mut entry.chain, &self.disk, &mut entry.ranges);
         let kind = parsed.as_ref().ok().map(|request| request.kind);
         self.inflight_bytes += kind.map_or(0, Kind::inflight_bytes);
-        self.stats.throttled += u64::from(self.turn.took(kind.map_or(0, Kind::limit_bytes)));
+        self.stats.throttled += u64::from(self.throttle.took(kind.map_or(0, Kind::limit_bytes)));
         parsed
     }
 
@@ -245,7 +247,7 @@ impl RunningQueue {
         if self.stall.is_on() {
             self.look_for_stall(clock);
         }
-        self.stats.throttled += u64::from(self.turn.look());
+        self.stats.throttled += u64::from(self.throttle.look());
     }
 
     fn look_for_stall(&mut self, clock: &mut Clock) {
@@ -272,12 +274,12 @@ impl RunningQueue {
 
     /// The rest of the time that the queue waits for a limit; `None`: it waits for none.
     pub(crate) fn throttled_for(&self) -> Option<Duration> {
-        self.turn.wait()
+        self.throttle.wait()
     }
 
     /// Returns whether the thread must look at the queue again after some time, without a kick.
     pub(crate) fn waits_for_time(&self) -> bool {
-        self.is_kickless() || !self.turn.is_open() || self.calls.is_holding()
+        self.is_kickless() || !self.throttle.is_open() || self.calls.is_holding()
     }
 
     /// Returns whether the queue takes chains without a kick eventfd.
@@ -291,7 +293,7 @@ impl RunningQueue {
         self.stats.refused += 1;
         let status_addr = refused.status.as_ref().and_then(StatusByte::guest_addr);
         let written_bytes = refused.write();
-        if let (Some(log), Some(addr)) = (self.ring.log(), status_addr) {
+        if let (Some(log), Some(addr)) = (self.virtqueue.log(), status_addr) {
             log.mark(addr, 1);
         }
         self.push_used(taken, written_bytes);
@@ -301,7 +303,8 @@ impl RunningQueue {
     /// delays those.
     #[inline]
     pub(crate) fn may_take(&self) -> bool {
-        let wanted = self.stopping.is_none() && self.turn.is_open() || !self.resubmit.is_empty();
+        let wanted =
+            self.stopping.is_none() && self.throttle.is_open() || !self.resubmit.is_empty();
         let fits = self.has_room && self.inflight_bytes < INFLIGHT_BYTES_MAX;
         !self.faulted && !self.halted && wanted && fits
     }
@@ -312,7 +315,7 @@ impl RunningQueue {
         if !self.may_take() || !self.requests.has_free() {
             return false;
         }
-        match self.ring.has_avail() {
+        match self.virtqueue.has_avail() {
             Ok(avail) => avail || !self.resubmit.is_empty(),
             Err(fault) => {
                 self.fault(&fault);
@@ -325,8 +328,9 @@ impl RunningQueue {
     #[inline]
     pub(crate) fn complete(&mut self, taken: Taken, request: Request, mut completion: Completion) {
         let Request { kind, status } = request;
-        if self.ring.is_lost() {
-            completion = Completion { code: blk::S_IOERR, data_bytes: 0 }; // of zeroes in place of pages, perhaps
+        if self.virtqueue.is_lost() {
+            // the data may be zeroes that replaced lost pages
+            completion = Completion { code: blk::S_IOERR, data_bytes: 0 };
         }
         self.inflight_bytes -= kind.inflight_bytes();
         self.batch.moved(kind.data_bytes());
@@ -350,10 +354,10 @@ impl RunningQueue {
         let status_addr = status.guest_addr();
         let written_bytes = completion.write(status);
         // Mark after the write: migration may send a page between an earlier mark and the write.
-        if let Some(log) = self.ring.log() {
+        if let Some(log) = self.virtqueue.log() {
             let mut left =
                 if matches!(kind, Kind::Read { .. } | Kind::GetId) { u64::MAX } else { 0 };
-            for &(addr, len) in self.requests.entry(taken.index()).chain.written() {
+            for &(addr, len) in self.requests.entry(taken.index()).chain.writable_ranges() {
                 log.mark(addr, len.min(left));
                 left -= len.min(left);
             }
@@ -371,7 +375,7 @@ impl RunningQueue {
         if let Some(region) = &mut self.region {
             region.pushing(&head);
         }
-        self.ring.push_used(head, written_bytes);
+        self.virtqueue.push_used(head, written_bytes);
         self.stats.completed += 1;
         self.recent = true;
         self.batch.pushed();
@@ -400,11 +404,11 @@ impl RunningQueue {
         let finished = self.batch.published();
         self.calls.published(finished);
         if let Some(region) = &mut self.region {
-            region.publishing(self.ring.used_index());
+            region.publishing(self.virtqueue.used_index());
         }
-        self.ring.publish();
+        self.virtqueue.publish();
         if let Some(region) = &mut self.region {
-            region.published(self.ring.used_index());
+            region.published(self.virtqueue.used_index());
         }
         finished
     }
@@ -414,7 +418,7 @@ impl RunningQueue {
     /// not sleep.
     #[inline]
     pub(crate) fn notify_if_due(&mut self, finished: u64, clock: &mut Clock) -> bool {
-        let asked = self.ring.needs_call();
+        let asked = self.virtqueue.needs_call();
         if asked || self.calls.is_holding() {
             self.call_or_hold(asked, clock);
         } else {
@@ -460,7 +464,7 @@ impl RunningQueue {
     /// index names one position of the ring, so this is repeated after each taken chain.
     pub(crate) fn arm(&mut self) -> bool {
         if self.may_take() {
-            self.ring.arm();
+            self.virtqueue.arm();
             self.armed = true;
             self.trace.awaits_kick = self.kick.is_some() && self.requests.has_free();
         }
@@ -471,7 +475,7 @@ impl RunningQueue {
     #[inline]
     pub(crate) fn suppress(&mut self) {
         if self.armed {
-            self.ring.suppress();
+            self.virtqueue.suppress();
             self.armed = false;
         }
     }

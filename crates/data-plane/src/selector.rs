@@ -5,15 +5,15 @@
 mod kernel_start;
 mod replacement;
 
-pub use kernel_start::Recovered;
+pub use kernel_start::{Recovered, Started};
 pub use replacement::{Prepared, ReplaceError};
 
-use crate::error::{KernelError, QueueStartError};
+use crate::error::KernelError;
 use crate::error_rules::ErrorRules;
 use crate::kernel::{KernelOptions, KernelPlane};
 use crate::limit_change::{GroupStart, LimitChange, LimitError};
 use crate::limits::Limits;
-use crate::plane::{DataPlane, KeptRequests, PlaneKind, QueueReport, QueueSetup, QueueState};
+use crate::plane::{AtStop, DataPlane, PlaneKind, QueueReport, QueueSetup, QueueState};
 use crate::uring_plane::UringPlane;
 use backend::Disk;
 use std::collections::BTreeMap;
@@ -84,8 +84,6 @@ pub struct PlaneSelector {
     memory: Option<Arc<GuestMemory>>,
     /// Queues that a ring fault stopped before they reached the kernel.
     faulted: BTreeMap<u16, QueueState>,
-    /// Requests that the io_uring plane completed for a queue of the kernel.
-    recovered: Option<Recovered>,
 }
 
 /// A selector without the kernel data plane.
@@ -150,7 +148,6 @@ impl PlaneSelector {
             left_kernel: None,
             memory: None,
             faulted: BTreeMap::new(),
-            recovered: None,
         }
     }
 
@@ -206,7 +203,7 @@ impl PlaneSelector {
 
     /// Selects `kind` for new queues, for the given reason. The caller has checked `kind`. No queue
     /// may run.
-    pub fn move_to(&mut self, kind: PlaneKind, reason: &str) {
+    pub fn select(&mut self, kind: PlaneKind, reason: &str) {
         let current = self.current();
         if current != kind {
             let memory = self.memory.clone();
@@ -231,7 +228,7 @@ impl PlaneSelector {
 
     /// Makes the selections of the program before this one. A data plane that is not available any
     /// more is not selected. No queue may run.
-    pub fn select_again(&mut self, selected: Selected) {
+    pub fn restore(&mut self, selected: Selected) {
         let Selected { current, preferred, packed, left_kernel } = selected;
         (self.packed, self.left_kernel) = (packed, left_kernel);
         match self.check(preferred.plane) {
@@ -239,18 +236,18 @@ impl PlaneSelector {
             Err(why) => tracing::warn!(plane = %preferred.plane, %why, "not available any more"),
         }
         match self.check(current.plane) {
-            Ok(()) => self.move_to(current.plane, &current.reason),
+            Ok(()) => self.select(current.plane, &current.reason),
             Err(why) => {
                 tracing::warn!(plane = %current.plane, %why, "not available any more");
-                self.start_over();
+                self.select_preferred();
             }
         }
     }
 
     /// Returns to the preferred plane after a front-end has disconnected. No queue may run.
-    pub fn start_over(&mut self) {
+    pub fn select_preferred(&mut self) {
         let Selection { plane, reason } = self.preferred.clone();
-        self.move_to(plane, &reason);
+        self.select(plane, &reason);
     }
 
     /// Replaces guest memory (`None`: removes it). No queue may run.
@@ -375,21 +372,17 @@ impl PlaneSelector {
         Ok(())
     }
 
-    /// Starts a queue on the current plane.
-    ///
-    /// # Errors
-    /// [`QueueStartError`]; the queue is unchanged then, except for
-    /// [`PlaneSelector::take_recovered`].
-    pub fn start_queue(&mut self, setup: QueueSetup) -> Result<QueueHandle, QueueStartError> {
+    /// Starts a queue on the current plane. After an error the queue is unchanged, except for
+    /// [`Started::recovered`].
+    pub fn start_queue(&mut self, setup: QueueSetup) -> Started {
         let (index, plane) = (setup.index, self.current());
+        let mut recovered = None;
         let runs_on = match plane {
-            PlaneKind::Kernel => self.start_in_kernel(setup)?,
-            PlaneKind::Uring => {
-                self.uring.start_queue(setup)?;
-                plane
-            }
+            PlaneKind::Kernel => self.start_in_kernel(setup, &mut recovered),
+            PlaneKind::Uring => self.uring.start_queue(setup).map(|()| plane),
         };
-        Ok(QueueHandle { index, plane, runs_on })
+        let result = runs_on.map(|runs_on| QueueHandle { index, plane, runs_on });
+        Started { result, recovered }
     }
 
     /// Makes the queues carry out the requests that they keep, after the end of a halt.
@@ -399,14 +392,14 @@ impl PlaneSelector {
 
     /// Stops queues: none of them takes a further chain, and their requests in flight complete.
     /// Returns their states in the same order. All queues stop before the first wait: this takes as
-    /// long as the slowest queue. Requests that a halted disk keeps end as `kept` says.
-    pub fn stop_queues(&mut self, queues: Vec<QueueHandle>, kept: KeptRequests) -> Vec<QueueState> {
+    /// long as the slowest queue. Requests that a halted disk keeps end as `at_stop` says.
+    pub fn stop_queues(&mut self, queues: Vec<QueueHandle>, at_stop: AtStop) -> Vec<QueueState> {
         let mut stopped = std::mem::take(&mut self.faulted);
         for kind in [PlaneKind::Kernel, PlaneKind::Uring] {
             let runs =
                 |queue: &&QueueHandle| queue.runs_on == kind && !stopped.contains_key(&queue.index);
             let indices: Vec<u16> = queues.iter().filter(runs).map(|queue| queue.index).collect();
-            let states = self.plane_mut(kind).stop_queues(&indices, kept);
+            let states = self.plane_mut(kind).stop_queues(&indices, at_stop);
             stopped.extend(indices.into_iter().zip(states));
         }
         let state = |queue: QueueHandle| {

@@ -16,20 +16,21 @@ use virtio_blk::{Completion, Kind, Range, Request};
 
 const SECTOR_BYTES: u64 = virtio_spec::blk::SECTOR_BYTES;
 
-/// The storage of a disk on a thread: its lane and the stalled I/Os.
+/// The storage of a disk on a thread: its lane, and the I/Os for which that is busy.
 pub(crate) struct Storage {
     /// The thread's number of the disk.
     disk: u16,
     lane: Box<dyn Lane>,
-    /// Entries whose `start` returned [`Step::Busy`], oldest first.
-    pub(crate) stalled: VecDeque<Slot>,
+    /// I/Os for which [`Lane::start`] returned [`Step::Busy`], oldest first. No queue of the disk
+    /// takes a chain while there is one.
+    pub(crate) busy: VecDeque<Slot>,
     /// Requests that the storage works on.
     in_storage: u32,
 }
 
 impl Storage {
     pub(crate) fn new(disk: u16, lane: Box<dyn Lane>) -> Self {
-        Storage { disk, lane, stalled: VecDeque::new(), in_storage: 0 }
+        Storage { disk, lane, busy: VecDeque::new(), in_storage: 0 }
     }
 
     /// See [`Lane::moves_data_itself`].
@@ -37,34 +38,34 @@ impl Storage {
         self.lane.moves_data_itself()
     }
 
-    /// Returns whether an I/O waits for a resource of the lane: the queues of the disk take no chain.
+    /// Returns whether an I/O waits for a resource of the lane.
     #[inline]
-    pub(crate) fn is_stalled(&self) -> bool {
-        !self.stalled.is_empty()
+    pub(crate) fn is_lane_busy(&self) -> bool {
+        !self.busy.is_empty()
     }
 
     /// Returns the number of chains that the queue may take now: see [`crate::io_workers`].
     #[inline]
-    pub(crate) fn room_for(&self, queue: &RunningQueue, engine: &Uring) -> usize {
-        room(queue.requests.in_flight(), self.in_storage, engine.in_storage) as usize
+    pub(crate) fn room_for(&self, queue: &RunningQueue, uring: &Uring) -> usize {
+        room(queue.requests.in_flight(), self.in_storage, uring.in_storage) as usize
     }
 
     /// Replaces the lane by a new one of the same disk, which has its present capacity. Returns the
     /// old lane; returns the new one if this fails. No I/O may be in flight.
     pub(crate) fn replace_lane(
         &mut self,
-        engine: &mut Uring,
+        uring: &mut Uring,
         lane: Box<dyn Lane>,
     ) -> (Box<dyn Lane>, io::Result<()>) {
-        match engine.replace_files(self.disk, &self.lane.files(), &lane.files()) {
+        match uring.replace_files(self.disk, &self.lane.files(), &lane.files()) {
             Ok(()) => (std::mem::replace(&mut self.lane, lane), Ok(())),
             Err(error) => (lane, Err(error)),
         }
     }
 
     /// Unregisters the lane and returns it. No I/O may be in flight.
-    pub(crate) fn close(self, engine: &mut Uring) -> Box<dyn Lane> {
-        engine.close_port(self.disk);
+    pub(crate) fn close(self, uring: &mut Uring) -> Box<dyn Lane> {
+        uring.close_port(self.disk);
         self.lane
     }
 
@@ -72,7 +73,7 @@ impl Storage {
     #[inline]
     pub(crate) fn submit(
         &mut self,
-        engine: &mut Uring,
+        uring: &mut Uring,
         queue: &mut RunningQueue,
         taken: Taken,
         request: Request,
@@ -85,22 +86,19 @@ impl Storage {
             return queue.complete(taken, request, Completion::of(kind, Ok(()), id_bytes));
         };
         let submitted = entry.submitted.insert(Submitted { taken, request, io });
-        engine.in_storage += 1;
+        uring.in_storage += 1;
         self.in_storage += 1;
-        match self.lane.start(&mut submitted.io, slot, &mut engine.of_disk(self.disk)) {
-            Step::Done(result) if has_ranges(kind) => {
-                self.next_range(engine, queue, slot, kind, result)
-            }
-            Step::Done(result) => self.finish(engine, queue, slot, result),
+        match self.lane.start(&mut submitted.io, slot, &mut uring.of_disk(self.disk)) {
+            Step::Done(result) => self.io_done(uring, queue, slot, kind, result),
             Step::Pending => {}
-            Step::Busy => self.stalled.push_back(slot),
+            Step::Busy => self.busy.push_back(slot),
         }
     }
 
-    /// Repeats the start of a stalled I/O. Returns `false` if the lane is still busy.
+    /// Repeats the start of an I/O of [`Storage::busy`]. Returns `false` if the lane is still busy.
     pub(crate) fn retry(
         &mut self,
-        engine: &mut Uring,
+        uring: &mut Uring,
         queue: &mut RunningQueue,
         slot: Slot,
     ) -> bool {
@@ -108,10 +106,10 @@ impl Storage {
         queue.submitting(index);
         let submitted = queue.requests.submitted(index);
         let kind = submitted.request.kind;
-        match self.lane.start(&mut submitted.io, slot, &mut engine.of_disk(self.disk)) {
+        match self.lane.start(&mut submitted.io, slot, &mut uring.of_disk(self.disk)) {
             Step::Busy => return false,
             Step::Pending => {}
-            Step::Done(result) => self.done(engine, queue, slot, kind, result),
+            Step::Done(result) => self.io_done(uring, queue, slot, kind, result),
         }
         true
     }
@@ -120,7 +118,7 @@ impl Storage {
     #[inline]
     pub(crate) fn event(
         &mut self,
-        engine: &mut Uring,
+        uring: &mut Uring,
         queue: &mut RunningQueue,
         token: Token,
         result: i32,
@@ -129,27 +127,27 @@ impl Storage {
         let submitted = queue.requests.submitted(index);
         let kind = submitted.request.kind;
         if let Step::Done(result) =
-            self.lane.event(&mut submitted.io, token, result, &mut engine.of_disk(self.disk))
+            self.lane.event(&mut submitted.io, token, result, &mut uring.of_disk(self.disk))
         {
-            self.done(engine, queue, token.slot, kind, result);
+            self.io_done(uring, queue, token.slot, kind, result);
         }
     }
 
     /// Handles the end of an I/O: starts the next range of the request, or completes the request.
     #[inline]
-    fn done(
+    fn io_done(
         &mut self,
-        engine: &mut Uring,
+        uring: &mut Uring,
         queue: &mut RunningQueue,
         slot: Slot,
         kind: Kind,
         result: Result<(), IoError>,
     ) {
         // A discard is advisory: a stop does not wait for the rest of its ranges.
-        let skipped = queue.stopping.is_some() && matches!(kind, Kind::Discard { .. });
-        match has_ranges(kind) && !skipped {
-            true => self.next_range(engine, queue, slot, kind, result),
-            false => self.finish(engine, queue, slot, result),
+        let skips = || matches!(kind, Kind::Discard { .. }) && queue.stopping.is_some();
+        match has_ranges(kind) && !skips() {
+            true => self.next_range(uring, queue, slot, kind, result),
+            false => self.complete_submitted(uring, queue, slot, result),
         }
     }
 
@@ -157,7 +155,7 @@ impl Storage {
     #[inline(never)]
     fn next_range(
         &mut self,
-        engine: &mut Uring,
+        uring: &mut Uring,
         queue: &mut RunningQueue,
         slot: Slot,
         kind: Kind,
@@ -168,30 +166,30 @@ impl Storage {
             let Some(io) = next_io(queue.requests.entry(index), kind) else { break };
             let current = &mut queue.requests.submitted(index).io;
             *current = io;
-            result = match self.lane.start(current, slot, &mut engine.of_disk(self.disk)) {
+            result = match self.lane.start(current, slot, &mut uring.of_disk(self.disk)) {
                 Step::Done(result) => result,
                 Step::Pending => return,
-                Step::Busy => return self.stalled.push_back(slot),
+                Step::Busy => return self.busy.push_back(slot),
             };
         }
-        self.finish(engine, queue, slot, result);
+        self.complete_submitted(uring, queue, slot, result);
     }
 
     /// Completes a submitted request.
     #[inline]
-    fn finish(
+    fn complete_submitted(
         &mut self,
-        engine: &mut Uring,
+        uring: &mut Uring,
         queue: &mut RunningQueue,
         slot: Slot,
         result: Result<(), IoError>,
     ) {
-        engine.in_storage -= 1;
+        uring.in_storage -= 1;
         self.in_storage -= 1;
         let (_, index) = queue_and_entry(slot);
-        let Submitted { taken, request, io } = queue.requests.finish(index);
+        let Submitted { taken, request, io } = queue.requests.take_submitted(index);
         if let Err(error) = result
-            && queue.halts(request.kind, &io, error)
+            && queue.handle_failure(request.kind, &io, error)
         {
             return queue.keep(taken, request);
         }

@@ -217,7 +217,7 @@ impl QueueTrace {
             };
             let bound = Duration::from_nanos(health.slower_than());
             if !bound.is_zero() && slow.total() >= bound {
-                health.tell_traced(Traced::Slow(&slow));
+                health.report_traced(Traced::Slow(&slow));
             }
         }
     }

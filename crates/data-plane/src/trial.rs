@@ -69,19 +69,19 @@ impl Trial {
     /// Returns whether the present window uses the other choice. The order is ABBA, so that a steady
     /// change of the load affects both alike.
     #[inline]
-    pub(crate) fn differs(&self) -> bool {
+    pub(crate) fn tries_other(&self) -> bool {
         self.windows.is_some_and(|windows| matches!(windows % BLOCK_WINDOWS, 1 | 2))
     }
 
     /// Counts a window with its rate. `wanted` is the gain that the other choice needs for a change, as a share of the
     /// rate; negative: the loss that it may have.
-    pub(crate) fn count(&mut self, rate: f64, wanted: f64) -> Step {
-        let differs = usize::from(self.differs());
+    pub(crate) fn record_window(&mut self, rate: f64, wanted: f64) -> Step {
+        let choice = usize::from(self.tries_other());
         let Some(windows) = &mut self.windows else {
             return self.begin();
         };
         *windows += 1;
-        self.block[differs] += rate;
+        self.block[choice] += rate;
         if !windows.is_multiple_of(BLOCK_WINDOWS) {
             return Step::GoesOn;
         }
@@ -145,7 +145,7 @@ mod tests {
     /// Counts windows of equal rates until a trial begins. Returns their number.
     fn pause(trial: &mut Trial) -> u32 {
         let mut windows = 1;
-        while trial.count(1.0, GAIN) == Step::Pause {
+        while trial.record_window(1.0, GAIN) == Step::Pause {
             windows += 1;
         }
         windows
@@ -158,14 +158,14 @@ mod tests {
             pause(&mut trial);
             let order: Vec<_> = (1..=8)
                 .map(|_| {
-                    let differs = trial.differs();
-                    assert_eq!(trial.count(1.0, GAIN), Step::GoesOn);
-                    differs
+                    let tries_other = trial.tries_other();
+                    assert_eq!(trial.record_window(1.0, GAIN), Step::GoesOn);
+                    tries_other
                 })
                 .collect();
             assert_eq!(order, [false, true, true, false, false, true, true, false]);
             trial.end(false);
-            assert!(!trial.differs());
+            assert!(!trial.tries_other());
         }
     }
 
@@ -174,7 +174,7 @@ mod tests {
         for (proof, windows) in [(Proof::Sure, SURE_WINDOWS), (Proof::Likely, LIKELY_WINDOWS)] {
             let mut trial = Trial::new(proof);
             pause(&mut trial);
-            let steps: Vec<_> = (1..=windows).map(|_| trial.count(1.0, 0.0)).collect();
+            let steps: Vec<_> = (1..=windows).map(|_| trial.record_window(1.0, 0.0)).collect();
             let (last, before) = steps.split_last().expect("windows");
             assert_eq!(*last, Step::Ended { changes: false });
             assert!(before.iter().all(|step| *step == Step::GoesOn));

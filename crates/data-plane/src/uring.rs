@@ -8,7 +8,7 @@ use crate::event::Event;
 use crate::io_workers::IoWorkers;
 use crate::poll_ring::{GETEVENTS, PollRing};
 use crate::port::{self, Port};
-use crate::remote::{Inbox, Sender};
+use crate::remote::{RemoteEvents, Sender};
 use crate::table::Table;
 use crate::transfer::transfer;
 use backend::{Engine, Op, Remote, Token};
@@ -42,7 +42,7 @@ pub(crate) struct Uring {
     /// Exists while a disk wants it.
     pub(crate) poll_ring: Option<PollRing>,
     /// Events of other threads, if a lane uses some.
-    inbox: Option<Arc<Inbox>>,
+    remote_events: Option<Arc<RemoteEvents>>,
     pub(crate) io_workers: IoWorkers,
 }
 
@@ -68,7 +68,7 @@ impl Uring {
             queued: 0,
             in_storage: 0,
             poll_ring: None,
-            inbox: None,
+            remote_events: None,
             io_workers: IoWorkers::default(),
         })
     }
@@ -147,9 +147,9 @@ impl Uring {
         self.queued as usize
     }
 
-    /// Moves available completions to `events`, oldest first, until there are `max` of lanes. All others
-    /// are not counted: kicks, mail, those of other threads and of an `IOPOLL` ring. Returns whether that
-    /// was all.
+    /// Moves available completions to `events`, oldest first. Stops after `max` lane events; kicks,
+    /// mail and events of other threads or the `IOPOLL` ring do not count. Returns `true` if none
+    /// is left.
     #[inline]
     pub(crate) fn reap(&mut self, events: &mut Vec<(Event, i32)>, max: usize) -> bool {
         if let Some(poll_ring) = &mut self.poll_ring {
@@ -179,26 +179,26 @@ impl Uring {
         }
         drop(completions);
         if let Some(armed) = delivered {
-            self.open_inbox(armed, events);
+            self.drain_remote(armed, events);
         }
         left > 0
     }
 
     /// The list of events of other threads, made at the first use.
-    fn inbox(&mut self) -> Arc<Inbox> {
-        if let Some(inbox) = &self.inbox {
-            return Arc::clone(inbox);
+    fn remote_events(&mut self) -> Arc<RemoteEvents> {
+        if let Some(remote_events) = &self.remote_events {
+            return Arc::clone(remote_events);
         }
-        let made = Arc::new(Inbox::new().expect("an eventfd for the ring's other threads"));
+        let made = Arc::new(RemoteEvents::new().expect("an eventfd for the ring's other threads"));
         self.poll_eventfd(made.fd(), Event::Remote { armed: true });
-        Arc::clone(self.inbox.insert(made))
+        Arc::clone(self.remote_events.insert(made))
     }
 
     /// Moves the events of other threads to `events`, and arms the poll again if it has ended.
     #[cold]
-    fn open_inbox(&mut self, armed: bool, events: &mut Vec<(Event, i32)>) {
-        let Some(inbox) = &self.inbox else { return };
-        let (fd, delivered) = (inbox.fd(), inbox.take());
+    fn drain_remote(&mut self, armed: bool, events: &mut Vec<(Event, i32)>) {
+        let Some(remote_events) = &self.remote_events else { return };
+        let (fd, delivered) = (remote_events.fd(), remote_events.take());
         let lane_event = |(disk, token, result)| (Event::Lane { disk, token }, result);
         events.extend(delivered.into_iter().map(lane_event));
         if !armed {
@@ -285,7 +285,7 @@ impl Engine for LaneEngine<'_> {
                 return uring.push_entry(&entry);
             }
         };
-        let entry = match uring.ports[usize::from(disk)].submits_elsewhere {
+        let entry = match uring.ports[usize::from(disk)].force_async {
             true => entry.flags(squeue::Flags::ASYNC),
             false => entry,
         };
@@ -294,7 +294,7 @@ impl Engine for LaneEngine<'_> {
 
     #[cold]
     fn remote(&mut self) -> Remote {
-        Remote::new(Arc::new(Sender { inbox: self.uring.inbox(), disk: self.disk }))
+        Remote::new(Arc::new(Sender { remote_events: self.uring.remote_events(), disk: self.disk }))
     }
 }
 

@@ -6,8 +6,8 @@ use crate::event::QueueId;
 use crate::lanes::Lanes;
 use crate::limit_change::{LimitChange, LimitError};
 use crate::limits::{Limiter, Limits, Member, Share};
-use crate::mail::{Answer, Mail, NewCall, Postbox};
-use crate::plane::{DataPlane, KeptRequests, QueueReport, QueueSetup, QueueState};
+use crate::mail::{Mail, NewCall, PendingReply, Postbox};
+use crate::plane::{AtStop, DataPlane, QueueReport, QueueSetup, QueueState};
 use crate::pool::{UringOptions, UringPool};
 use backend::Disk;
 use std::collections::BTreeMap;
@@ -23,13 +23,13 @@ pub struct UringPlane {
     member: Member,
     /// The thread of queue 0; the other queues follow in turn.
     first_thread: usize,
-    queues: BTreeMap<u16, Place>,
+    queues: BTreeMap<u16, QueueLocation>,
     /// Kept while it is registered.
     memory: Option<Arc<GuestMemory>>,
 }
 
 /// The thread of a running queue, and the thread's number of the queue.
-struct Place {
+struct QueueLocation {
     thread: usize,
     id: QueueId,
     new_call: Arc<NewCall>,
@@ -171,8 +171,8 @@ impl UringPlane {
         self.lanes.threads().for_each(|(postbox, number)| postbox.send(Mail::Wake(number)));
     }
 
-    fn place(&self, index: u16) -> (&Postbox, QueueId) {
-        let Place { thread, id, .. } = self.queues[&index];
+    fn location(&self, index: u16) -> (&Postbox, QueueId) {
+        let QueueLocation { thread, id, .. } = self.queues[&index];
         (self.lanes.pool().postbox(thread), id)
     }
 }
@@ -196,29 +196,29 @@ impl DataPlane for UringPlane {
     }
 
     fn start_queue(&mut self, setup: QueueSetup) -> Result<(), QueueStartError> {
-        let ring = VirtQueue::start(&setup.ring)?;
+        let virtqueue = VirtQueue::start(&setup.ring)?;
         let index = setup.index;
         let pool = self.lanes.pool();
         let thread = (self.first_thread + usize::from(index)) % pool.threads();
-        let (disk, queue) = (self.lanes.number(thread), Box::new((setup, ring)));
+        let (disk, queue) = (self.lanes.number(thread), Box::new((setup, virtqueue)));
         let id = pool.postbox(thread).ask(|reply| Mail::Start(disk, queue, reply));
-        self.queues.insert(index, Place { thread, id, new_call: Arc::default() });
+        self.queues.insert(index, QueueLocation { thread, id, new_call: Arc::default() });
         Ok(())
     }
 
-    fn stop_queues(&mut self, indices: &[u16], kept: KeptRequests) -> Vec<QueueState> {
+    fn stop_queues(&mut self, indices: &[u16], at_stop: AtStop) -> Vec<QueueState> {
         let stop = |index: &u16| {
-            let (postbox, id) = self.place(*index);
-            postbox.request(|reply| Mail::Stop(id, kept, reply))
+            let (postbox, id) = self.location(*index);
+            postbox.request(|reply| Mail::Stop(id, at_stop, reply))
         };
-        let answers: Vec<Answer<QueueState>> = indices.iter().map(stop).collect();
-        let stopped = answers.into_iter().map(Answer::wait).collect();
+        let answers: Vec<PendingReply<QueueState>> = indices.iter().map(stop).collect();
+        let stopped = answers.into_iter().map(PendingReply::wait).collect();
         self.queues.retain(|index, _| !indices.contains(index));
         stopped
     }
 
     fn set_call(&mut self, index: u16, call: Option<File>) -> Result<(), KernelError> {
-        let (postbox, id) = self.place(index);
+        let (postbox, id) = self.location(index);
         let new_call = &self.queues[&index].new_call;
         if new_call.put(call) {
             postbox.send(Mail::SetCall(id, Arc::clone(new_call)));
@@ -236,7 +236,7 @@ impl DataPlane for UringPlane {
     }
 
     fn queue_report(&self, index: u16, _: &[(String, String)]) -> QueueReport {
-        let (postbox, id) = self.place(index);
+        let (postbox, id) = self.location(index);
         postbox.ask(|reply| Mail::State(id, reply)).report()
     }
 }
@@ -244,6 +244,6 @@ impl DataPlane for UringPlane {
 impl Drop for UringPlane {
     fn drop(&mut self) {
         let running: Vec<u16> = self.queues.keys().copied().collect();
-        self.stop_queues(&running, KeptRequests::Leave);
+        self.stop_queues(&running, AtStop::LeaveInRegion);
     }
 }

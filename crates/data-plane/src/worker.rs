@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The loop of the io_uring data plane: one thread, its ring, its disks and their queues.
 //!
-//! [`Worker::turn`] shows the whole life of a request in the six stage words of the project.
+//! [`Worker::turn`] and [`Worker::take_batches`] show the whole life of a request in the six stage
+//! words of the project.
 
 mod disks;
-mod inbox;
+mod mail;
 mod parking;
 #[cfg(test)]
 mod tests;
@@ -12,13 +13,13 @@ mod tests;
 pub(crate) use disks::DISKS_MAX;
 
 use crate::arrivals::RunDelay;
+use crate::batch_size::BatchSize;
 use crate::event::{Event, QueueId, queue_and_entry};
-use crate::io_workers::KEPT_AFTER;
+use crate::io_workers::BLOCKED_AFTER;
 use crate::latency::{Clock, Nanos};
 use crate::mail::Mail;
 use crate::plane::Coalesce;
 use crate::poll::{Polled, Polls};
-use crate::portion::Portion;
 use crate::running::RunningQueue;
 use crate::trace::is_any_traced;
 use crate::uring::Uring;
@@ -31,7 +32,7 @@ use std::time::Duration;
 use vmm_sys_util::eventfd::EventFd;
 
 /// Maximum chains that a queue takes before the thread serves the other queues and publishes
-/// completions; a portion of I/O to submit ends it sooner.
+/// completions; a batch of I/O to submit ends it sooner.
 pub const BATCH_CHAINS_MAX: usize = 32;
 /// Maximum polls of a kick descriptor that end in a row without a chain. The poll of an eventfd
 /// stays armed; a descriptor that ends each poll at once would keep the thread busy forever.
@@ -43,11 +44,11 @@ const KICKLESS_LOOK: Duration = Duration::from_micros(100);
 pub(crate) struct Worker {
     disks: Disks,
     active: ActiveQueues,
-    engine: Uring,
+    uring: Uring,
     clock: Clock,
     run_delay: RunDelay,
     polls: Polls,
-    portion: Portion,
+    batch_size: BatchSize,
     /// Coalescing of the calls of new queues, and the maximum of polling.
     coalesce: (Coalesce, Duration),
     /// A queue holds a call.
@@ -64,9 +65,9 @@ pub(crate) struct Worker {
 
 impl Worker {
     pub(crate) fn new(
-        engine: Uring,
+        uring: Uring,
         poll_max: Duration,
-        portion: Portion,
+        batch_size: BatchSize,
         coalesce: Coalesce,
         mail: Receiver<Mail>,
         mail_fd: EventFd,
@@ -74,11 +75,11 @@ impl Worker {
         Worker {
             disks: Disks::default(),
             active: ActiveQueues::default(),
-            engine,
+            uring,
             clock: Clock::default(),
             run_delay: RunDelay::default(),
             polls: Polls::new(poll_max),
-            portion,
+            batch_size,
             coalesce: (coalesce, poll_max),
             holding: false,
             events: Vec::with_capacity(256),
@@ -92,7 +93,7 @@ impl Worker {
 
     /// Runs until the control plane ends the thread.
     pub(crate) fn run(&mut self) {
-        self.engine.poll_eventfd(self.mail_fd.as_raw_fd(), Event::Mail { armed: true });
+        self.uring.poll_eventfd(self.mail_fd.as_raw_fd(), Event::Mail { armed: true });
         while !self.exit {
             self.turn_or_wait();
         }
@@ -104,7 +105,7 @@ impl Worker {
             if let Some(poll) = self.polls.worked() {
                 self.count_poll(poll);
             }
-        } else if self.holding || self.polls.look_again(self.engine.in_storage) {
+        } else if self.holding || self.polls.look_again(self.uring.in_storage) {
             self.clock.forget();
             std::hint::spin_loop();
         } else {
@@ -121,52 +122,24 @@ impl Worker {
         }
     }
 
-    /// One turn: take a portion, submit it, reap a portion, publish once, call once at most. Visits
+    /// One turn: take a batch, submit it, reap a batch, publish once, call once at most. Visits
     /// active queues only. Returns whether there was work.
     fn turn(&mut self) -> bool {
-        let mut worked = false;
-        let portion = self.portion.size();
-        let Worker { disks, active, engine, clock, .. } = self;
-        for &id in active.ids() {
-            let (queue, storage) = disks.queue(id);
-            queue.look_at_disk(clock);
-            let (full, room) = (engine.queued() + portion, storage.room_for(queue, engine));
-            queue.has_room = room > 0;
-            for _ in 0..BATCH_CHAINS_MAX.min(room) {
-                if !queue.may_take() || queue.batch.is_full() || storage.is_stalled() {
-                    break;
-                }
-                if engine.queued() >= full {
-                    break; // the device starts on these while the thread takes more
-                }
-                // 1 chain
-                let Some(taken) = queue.take(clock) else {
-                    queue.batch.emptied();
-                    break;
-                };
-                // 2 request
-                match queue.parse(&taken) {
-                    // 3 submit; one system call below passes all of them to the kernel
-                    Ok(request) => storage.submit(engine, queue, taken, request),
-                    // 4 completion of a refused request
-                    Err(refused) => queue.refuse(taken, refused),
-                }
-                worked = true;
-            }
+        let batch_size = self.batch_size.size();
+        let mut worked = self.take_batches(batch_size);
+        if self.uring.needs_timer() {
+            self.uring.watch_io_workers();
         }
-        if self.engine.wants_watch() {
-            self.engine.watch_io_workers();
-        }
-        let submitted = self.engine.queued();
+        let submitted = self.uring.queued();
         let reaping_at = is_any_traced().then(|| self.clock.recent());
-        self.engine.submit();
+        self.uring.submit();
         if submitted > 0 {
-            self.clock.forget(); // a submission takes its time
+            self.clock.forget(); // the cached time is stale after the system call
         }
-        let events_max = portion * self.active.ids().len().max(1);
-        let reaped_all = self.engine.reap(&mut self.events, events_max);
+        let events_max = batch_size * self.active.ids().len().max(1);
+        let reaped_all = self.uring.reap(&mut self.events, events_max);
         worked |= !self.events.is_empty();
-        let (in_storage, mut finished) = (self.engine.in_storage as usize, 0);
+        let (in_storage, mut finished) = (self.uring.in_storage as usize, 0);
         // 4 completion of requests that the storage has finished
         self.handle_events();
         if reaped_all || reaping_at.is_none() {
@@ -181,12 +154,47 @@ impl Worker {
             // 6 notify
             self.holding |= queue.notify_if_due(published, &mut self.clock);
         }
-        self.portion.turned(submitted, finished, in_storage);
+        self.batch_size.turned(submitted, finished, in_storage);
         if worked {
             self.active.worked(&mut self.disks);
         }
         // A queue is drained also without work here: another one may have halted the disk, which keeps its requests.
         self.finish_stops();
+        worked
+    }
+
+    /// Takes and submits a batch of each active queue. Returns whether there was a chain.
+    #[inline]
+    fn take_batches(&mut self, batch_size: usize) -> bool {
+        let mut worked = false;
+        let Worker { disks, active, uring, clock, .. } = self;
+        for &id in active.ids() {
+            let (queue, storage) = disks.queue(id);
+            queue.look_at_disk(clock);
+            let (full, room) = (uring.queued() + batch_size, storage.room_for(queue, uring));
+            queue.has_room = room > 0;
+            for _ in 0..BATCH_CHAINS_MAX.min(room) {
+                if !queue.may_take() || queue.batch.is_full() || storage.is_lane_busy() {
+                    break;
+                }
+                if uring.queued() >= full {
+                    break; // the device starts on these while the thread takes more
+                }
+                // 1 chain
+                let Some(taken) = queue.take(clock) else {
+                    queue.batch.emptied();
+                    break;
+                };
+                // 2 request
+                match queue.parse(&taken) {
+                    // 3 submit; one system call in `turn` passes all of them to the kernel
+                    Ok(request) => storage.submit(uring, queue, taken, request),
+                    // 4 completion of a refused request
+                    Err(refused) => queue.refuse(taken, refused),
+                }
+                worked = true;
+            }
+        }
         worked
     }
 
@@ -196,7 +204,7 @@ impl Worker {
             match event {
                 Event::Lane { disk, token } => self.lane_event(disk, token, result),
                 Event::Kick { queue, armed } => self.kicked(queue, armed, result),
-                Event::Mail { armed } => self.open_mail(armed),
+                Event::Mail { armed } => self.handle_mails(armed),
                 Event::IoWorkers => self.look_at_io_workers(),
                 // `reap` turns timers and deliveries into lane events
                 Event::Timer { .. } | Event::Remote { .. } | Event::Ignored => {}
@@ -211,36 +219,36 @@ impl Worker {
     fn lane_event(&mut self, disk: u16, token: Token, result: i32) {
         let (queue, _) = queue_and_entry(token.slot);
         let (queue, storage) = self.disks.queue(QueueId { disk, queue });
-        storage.event(&mut self.engine, queue, token, result);
+        storage.event(&mut self.uring, queue, token, result);
         self.active.wake(queue);
-        if storage.is_stalled() {
-            self.retry_stalled(disk);
+        if storage.is_lane_busy() {
+            self.retry_busy(disk);
         }
     }
 
-    /// Repeats the start of stalled I/Os of a disk in order, until the lane is busy again. Then the
-    /// queues of the disk go on.
-    fn retry_stalled(&mut self, disk: u16) {
+    /// Repeats the start of the waiting I/Os of a disk in order, until the lane is busy again. Then
+    /// the queues of the disk go on.
+    fn retry_busy(&mut self, disk: u16) {
         let disk_on_thread = self.disks.disk(disk);
-        while let Some(&slot) = disk_on_thread.storage.stalled.front() {
+        while let Some(&slot) = disk_on_thread.storage.busy.front() {
             let (queue, _) = queue_and_entry(slot);
             let (queue, storage) = disk_on_thread.queue(queue);
-            if !storage.retry(&mut self.engine, queue, slot) {
+            if !storage.retry(&mut self.uring, queue, slot) {
                 return;
             }
             self.active.wake(queue);
-            storage.stalled.pop_front();
+            storage.busy.pop_front();
         }
         disk_on_thread.queues().for_each(|queue| self.active.wake(queue));
     }
 
-    /// Gives the ring as many kernel threads as the requests without an answer may keep, beside the usual
-    /// ones.
+    /// Gives the ring as many kernel threads as the requests without an answer may block, beside
+    /// the usual ones.
     #[cold]
     fn look_at_io_workers(&mut self) {
-        let before = self.clock.read().saturating_sub(KEPT_AFTER.as_nanos() as Nanos);
-        let kept = self.disks.queues().map(|queue| queue.requests.taken_by(before)).sum();
-        self.engine.looked_at_io_workers(kept);
+        let before = self.clock.read().saturating_sub(BLOCKED_AFTER.as_nanos() as Nanos);
+        let blocked = self.disks.queues().map(|queue| queue.requests.taken_by(before)).sum();
+        self.uring.resize_io_workers(blocked);
     }
 
     fn kicked(&mut self, id: QueueId, armed: bool, result: i32) {
@@ -258,20 +266,20 @@ impl Worker {
             if queue.kick_rearms > KICK_REARMS_MAX {
                 return queue.fault(&"its kick descriptor is not an eventfd");
             }
-            arm_kick(&mut self.engine, queue);
+            arm_kick(&mut self.uring, queue);
         }
     }
 
     /// Asks for kicks and sleeps until there is work.
     fn sleep(&mut self) {
-        if self.engine.has_events() || self.active.arm(&mut self.disks) {
+        if self.uring.has_events() || self.active.arm(&mut self.disks) {
             return self.clock.forget();
         }
-        // A reading that is still valid is that of a publication right before.
+        // The cached time, if there is one, is from the publication just before.
         let before = self.clock.recent();
         let timeout = self.timeout(before);
         let delayed = if is_any_traced() { self.run_delay.read() } else { None };
-        self.engine.wait(timeout);
+        self.uring.wait(timeout);
         let now = self.clock.read();
         if let Some(poll) = self.polls.slept(Duration::from_nanos(now.saturating_sub(before))) {
             self.count_poll(poll);
@@ -290,9 +298,9 @@ impl Worker {
         let wait = |&id: &QueueId| {
             let (queue, storage) = self.disks.queue(id);
             let kickless = queue.is_kickless().then_some(KICKLESS_LOOK);
-            // A queue of a stalled disk takes no chain, whatever the time is.
+            // A queue of a disk with a busy lane takes no chain, whatever the time is.
             let chain = kickless.into_iter().chain(queue.throttled_for()).min();
-            let chain = chain.filter(|_| !storage.is_stalled());
+            let chain = chain.filter(|_| !storage.is_lane_busy());
             chain.into_iter().chain(queue.stall_check_in(now)).min()
         };
         self.active.ids().iter().filter_map(wait).min()
@@ -300,10 +308,10 @@ impl Worker {
 }
 
 /// Requests an event for each kick of a queue.
-fn arm_kick(engine: &mut Uring, queue: &mut RunningQueue) {
+fn arm_kick(uring: &mut Uring, queue: &mut RunningQueue) {
     if let Some(kick) = &queue.kick {
         let event = Event::Kick { queue: queue.id, armed: true };
-        engine.poll_eventfd(kick.as_raw_fd(), event);
+        uring.poll_eventfd(kick.as_raw_fd(), event);
         queue.kick_armed = true;
     }
 }

@@ -161,7 +161,7 @@ fn uring_options(process: &ProcessArgs, queues: u16) -> UringOptions {
         threads: process.thread_count(queues),
         cpus: process.cpus.clone().map(|list| list.0).unwrap_or_default(),
         poll_max: process.poll_max(),
-        portion: process.batch_size.0,
+        batch_size: process.batch_size.0,
         coalesce: match process.coalesce {
             Coalesce::Auto => data_plane::Coalesce::Auto,
             Coalesce::On => data_plane::Coalesce::On,
@@ -182,7 +182,7 @@ fn kernel_options(uring: &UringOptions, args: &DiskArgs, process: &ProcessArgs) 
         workers: process.worker_count(args.queues()),
         cpus: uring.cpus.clone(),
         poll_max: uring.poll_max,
-        portion: uring.portion,
+        batch_size: uring.batch_size,
         coalesce: uring.coalesce,
         pin_memory: uring.pin_memory,
         iopoll: uring.iopoll,

@@ -44,13 +44,14 @@ impl BackendChannel {
         self.known_sectors
     }
 
-    /// Takes note that the front-end knows this capacity.
-    pub(crate) fn knows(&mut self, capacity_sectors: u64) {
+    /// Records that the front-end knows this capacity.
+    pub(crate) fn set_known_sectors(&mut self, capacity_sectors: u64) {
         self.known_sectors = Some(capacity_sectors);
     }
 
-    /// Marks the configuration space as changed, so that the next flush notifies the front-end.
-    pub(crate) fn knows_nothing(&mut self) {
+    /// Forgets the capacity that the front-end knows: [`Session::owes_config_change`] is true until
+    /// CONFIG_CHANGE is sent.
+    pub(crate) fn mark_changed(&mut self) {
         self.known_sectors = None;
     }
 
@@ -77,7 +78,7 @@ impl Session<'_> {
 
     /// Makes the front-end read the configuration space again.
     pub(crate) fn announce_config_change(&mut self) {
-        self.backend_channel.knows(self.capacity_sectors());
+        self.backend_channel.set_known_sectors(self.capacity_sectors());
         match self.backend_channel.send_config_change() {
             Ok(()) => tracing::debug!("the front-end was told to read the capacity"),
             Err(error) => tracing::warn!(

@@ -6,7 +6,7 @@ use crate::backend_channel::QUIET;
 use crate::control::{Mailbox, Peer};
 use crate::error::ConnectionError;
 use crate::handover::Inherited;
-use crate::message::{self, Arrival, Header, Lack};
+use crate::message::{self, Arrival, Header, Missing};
 use crate::peeked;
 use crate::replay::{self, Handler};
 use crate::session::{Session, lock};
@@ -54,13 +54,16 @@ pub(crate) fn serve(
     mailbox: Option<&Mailbox>,
 ) -> Result<(), ConnectionError> {
     stream.set_read_timeout(Some(READ_LIMIT))?;
-    let peeked = stream.try_clone()?;
+    let peeked_stream = stream.try_clone()?;
     let faults = device.faults.try_clone()?;
     let commands = Commands { mailbox, faults: &faults };
     let inherited = device.inherited.take();
     let session = Arc::new(Mutex::new(Session::new(device)));
     let silent = inherited.as_ref().is_none_or(|inherited| inherited.state.silent);
-    let first = next.map(|next| (next.listener, Instant::now() + next.patience));
+    let successor = next.map(|next| Successor {
+        listener: next.listener,
+        deadline: Instant::now() + next.patience,
+    });
     let mut handler = match begin(stream, &session, inherited) {
         Ok(handler) => handler,
         Err(error) => {
@@ -69,11 +72,11 @@ pub(crate) fn serve(
         }
     };
     let mut conversation = Conversation {
-        peeked: &peeked,
+        stream: &peeked_stream,
         commands,
-        first: first.filter(|_| silent),
+        successor: successor.filter(|_| silent),
         silent,
-        held: None,
+        incomplete: None,
     };
     let result = conversation.run(&session, &mut handler);
     lock(&session).end();
@@ -83,14 +86,23 @@ pub(crate) fn serve(
 /// A running connection.
 struct Conversation<'a> {
     /// The connection.
-    peeked: &'a UnixStream,
+    stream: &'a UnixStream,
     commands: Commands<'a>,
-    /// The listening socket of the next front-end, and the end of the patience with this one.
-    first: Option<(BorrowedFd<'a>, Instant)>,
+    /// The front-end that replaces this one, until a message has come.
+    successor: Option<Successor<'a>>,
     /// No message has come.
     silent: bool,
-    /// Lack of the present message, and the time since then.
-    held: Option<(Lack, Instant)>,
+    /// The missing part of the present message, and the time since then.
+    incomplete: Option<(Missing, Instant)>,
+}
+
+/// A waiting front-end that replaces a silent one.
+#[derive(Clone, Copy)]
+struct Successor<'a> {
+    /// The listening socket.
+    listener: BorrowedFd<'a>,
+    /// Time from which on it is accepted.
+    deadline: Instant,
 }
 
 /// The next step of a connection.
@@ -117,7 +129,7 @@ impl<'a> Conversation<'a> {
                 Wakeup::Fault => lock(session).pass_faults_on(),
                 Wakeup::FrontEnd => match self.step()? {
                     Step::Handle(header) => {
-                        if !handle(&header, self.peeked, session, handler)? {
+                        if !handle(&header, self.stream, session, handler)? {
                             return Ok(());
                         }
                     }
@@ -129,12 +141,13 @@ impl<'a> Conversation<'a> {
                     return Err(ConnectionError::Silent);
                 }
                 Wakeup::NextFailed => {
-                    let again = Instant::now() + ACCEPT_RETRY;
-                    self.first = self.first.map(|(listener, _)| (listener, again));
+                    if let Some(successor) = &mut self.successor {
+                        successor.deadline = Instant::now() + ACCEPT_RETRY;
+                    }
                 }
                 Wakeup::Command(mailbox) => {
                     let mut session = lock(session);
-                    let peer = Peer { stream: self.peeked, silent: self.silent };
+                    let peer = Peer { stream: self.stream, silent: self.silent };
                     mailbox.handle(&mut session, Some(&peer));
                     if let Some(why) = session.lost.take() {
                         return Err(ConnectionError::Lost(why));
@@ -146,49 +159,50 @@ impl<'a> Conversation<'a> {
 
     /// Looks at the front-end's next message.
     fn step(&mut self) -> Result<Step, ConnectionError> {
-        let arrival = message::arrival(self.peeked)?;
+        let arrival = message::arrival(self.stream)?;
         if !matches!(arrival, Arrival::Nothing) {
-            (self.first, self.silent) = (None, false);
+            (self.successor, self.silent) = (None, false);
         }
-        let lack = match arrival {
+        let missing = match arrival {
             Arrival::Nothing => return Ok(Step::Wait),
             Arrival::End => return Ok(Step::End),
             Arrival::Whole(header) => {
-                self.held = None;
+                self.incomplete = None;
                 return Ok(Step::Handle(header));
             }
-            Arrival::Lacks(lack) => lack,
+            Arrival::Incomplete(missing) => missing,
         };
-        let before = self.held.filter(|(before, _)| *before == lack);
+        let before = self.incomplete.filter(|(before, _)| *before == missing);
         let since = before.map_or_else(Instant::now, |(_, since)| since);
-        self.held = Some((lack, since));
+        self.incomplete = Some((missing, since));
         let seconds = MESSAGE_LIMIT.as_secs();
-        match lack {
+        match missing {
             _ if since.elapsed() < MESSAGE_LIMIT => Ok(Step::Wait),
-            Lack::Rest => Err(ConnectionError::Incomplete { seconds }),
-            Lack::Room => Err(ConnectionError::Deaf { seconds }),
+            Missing::Bytes => Err(ConnectionError::Incomplete { seconds }),
+            Missing::ReplyRoom => Err(ConnectionError::Deaf { seconds }),
         }
     }
 
     /// Sleeps until there is an event. Commands precede messages: a busy front-end does not delay
-    /// the operator by more than one message. [`Conversation::first`] applies until the first
-    /// message: after its time, another waiting front-end is an event, unless it has hung up while it
-    /// waited. After `quiet` without another event, that is an event.
+    /// the operator by more than one message. [`Conversation::successor`] applies until the first
+    /// message: after its deadline, another waiting front-end is an event, unless it has hung up
+    /// while it waited. After `quiet` without another event, that is an event.
     fn wait(&self, quiet: Option<Duration>) -> io::Result<Wakeup<'a>> {
         let Commands { mailbox, faults } = self.commands;
         loop {
-            let left = self.first.map(|(_, until)| until.saturating_duration_since(Instant::now()));
+            let now = Instant::now();
+            let left = self.successor.map(|next| next.deadline.saturating_duration_since(now));
             let patience = left.filter(|left| !left.is_zero());
-            let listener = self.first.filter(|_| patience.is_none()).map(|(listener, _)| listener);
-            let front_end = self.held.is_none().then_some(self.peeked);
+            let listener = self.successor.filter(|_| patience.is_none()).map(|next| next.listener);
+            let front_end = self.incomplete.is_none().then_some(self.stream);
             let sources = [
                 mailbox.map(|mailbox| (Source::Mailbox(mailbox), mailbox.as_fd())),
                 Some((Source::Faults, faults.as_fd())),
                 front_end.map(|stream| (Source::FrontEnd, stream.as_fd())),
                 listener.map(|listener| (Source::Listener(listener), listener)),
             ];
-            // There is no `first` while queues run, and no `quiet` before.
-            let timeout = self.held.map(|_| LOOK_AGAIN).or(patience).or(quiet);
+            // There is no successor while queues run, and no `quiet` before.
+            let timeout = self.incomplete.map(|_| LOOK_AGAIN).or(patience).or(quiet);
             match ready(sources.into_iter().flatten(), timeout)? {
                 Some(Source::Mailbox(mailbox)) => return Ok(Wakeup::Command(mailbox)),
                 Some(Source::Faults) => return Ok(Wakeup::Fault),
@@ -198,7 +212,7 @@ impl<'a> Conversation<'a> {
                     Ok(waiting) => return Ok(Wakeup::Next(waiting)),
                     Err(_) => return Ok(Wakeup::NextFailed),
                 },
-                None if self.held.is_some() => return Ok(Wakeup::FrontEnd),
+                None if self.incomplete.is_some() => return Ok(Wakeup::FrontEnd),
                 None if quiet.is_some() => return Ok(Wakeup::Quiet),
                 None => {}
             }

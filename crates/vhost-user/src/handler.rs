@@ -9,7 +9,7 @@ use crate::mem_table::{MemTable, SLOTS_MAX};
 use crate::queue_setup::{QueueSlot, VringAddr};
 use crate::region_use::UsedRegion;
 use crate::session::Session;
-use data_plane::{InflightRegion, KeptRequests};
+use data_plane::{AtStop, InflightRegion};
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
@@ -62,8 +62,13 @@ impl Session<'_> {
     }
 
     /// Changes the set-up of a queue. Stops a running queue before and restarts it afterwards.
-    fn reconfigure(&mut self, index: usize, change: impl FnOnce(&mut QueueSlot)) -> Result<()> {
-        self.stop([index], KeptRequests::Carry);
+    fn reconfigure(
+        &mut self,
+        index: usize,
+        at_stop: AtStop,
+        change: impl FnOnce(&mut QueueSlot),
+    ) -> Result<()> {
+        self.stop([index], at_stop);
         change(&mut self.queues[index]);
         checked(self.try_start(index))
     }
@@ -99,7 +104,7 @@ impl VhostUserBackendReqHandlerMut for Session<'_> {
             return refused("the ring layout cannot change while a queue runs");
         }
         if features != self.features {
-            checked(self.while_stopped(KeptRequests::Carry, |session| {
+            checked(self.while_stopped(AtStop::Resubmit, |session| {
                 session.features = features;
                 Ok(())
             }))?;
@@ -127,8 +132,8 @@ impl VhostUserBackendReqHandlerMut for Session<'_> {
         let limit = self.device.options.queue_size_max;
         match u16::try_from(num) {
             Ok(size) if size > 0 && size <= limit => {
-                self.stop([index], KeptRequests::Answer); // another ring does not have them
-                self.reconfigure(index, |queue| queue.size = size)
+                // kept requests fail: a ring of another size does not contain their chains
+                self.reconfigure(index, AtStop::Fail, |queue| queue.size = size)
             }
             _ => refused(format!("a queue of {num} descriptors; at most --queue-size {limit}")),
         }
@@ -153,29 +158,28 @@ impl VhostUserBackendReqHandlerMut for Session<'_> {
         if self.queues[index].addr == Some(addr) {
             return Ok(());
         }
-        self.reconfigure(index, |queue| queue.addr = Some(addr))
+        self.reconfigure(index, AtStop::Resubmit, |queue| queue.addr = Some(addr))
     }
 
     fn set_vring_base(&mut self, index: u32, base: u32) -> Result<()> {
         let index = self.index(index)?;
-        self.stop([index], KeptRequests::Answer);
-        self.reconfigure(index, |queue| queue.base = base)
+        self.reconfigure(index, AtStop::Fail, |queue| queue.base = base)
     }
 
     /// Stops the queue; it starts again only with a new SET_VRING_KICK. The last stop of a migration
     /// gives up the lock of the image.
     fn get_vring_base(&mut self, index: u32) -> Result<VhostUserVringState> {
         let at = self.index(index)?;
-        self.stop([at], KeptRequests::Answer);
+        self.stop([at], AtStop::Fail);
         self.queues[at].kick = None;
-        self.hand_image_over();
+        self.release_image_lock();
         Ok(VhostUserVringState::new(index, self.queues[at].base))
     }
 
     fn set_vring_kick(&mut self, index: u8, fd: Option<File>) -> Result<()> {
         let index = self.index(index.into())?;
         checked(fd.as_ref().map(check_eventfd).transpose())?;
-        self.reconfigure(index, |queue| queue.kick = Some(fd))
+        self.reconfigure(index, AtStop::Resubmit, |queue| queue.kick = Some(fd))
     }
 
     /// Does not stop a running queue, because QEMU sends this at every MSI-X mask. Restarts the
@@ -192,7 +196,7 @@ impl VhostUserBackendReqHandlerMut for Session<'_> {
                     %why,
                     "the kernel refused a call eventfd: restarts"
                 );
-                return self.reconfigure(index, |queue| queue.call = fd);
+                return self.reconfigure(index, AtStop::Resubmit, |queue| queue.call = fd);
             }
         }
         self.queues[index].call = fd;
@@ -202,7 +206,7 @@ impl VhostUserBackendReqHandlerMut for Session<'_> {
     fn set_vring_err(&mut self, index: u8, fd: Option<File>) -> Result<()> {
         let index = self.index(index.into())?;
         checked(fd.as_ref().map(check_signalled).transpose())?;
-        self.reconfigure(index, |queue| queue.err = fd)
+        self.reconfigure(index, AtStop::Resubmit, |queue| queue.err = fd)
     }
 
     fn get_protocol_features(&mut self) -> Result<VhostUserProtocolFeatures> {
@@ -227,15 +231,13 @@ impl VhostUserBackendReqHandlerMut for Session<'_> {
         if self.queues[index].enabled == enable {
             return Ok(());
         }
-        if !enable {
-            self.stop([index], KeptRequests::Answer);
-        }
-        self.reconfigure(index, |queue| queue.enabled = enable)
+        let at_stop = if enable { AtStop::Resubmit } else { AtStop::Fail };
+        self.reconfigure(index, at_stop, |queue| queue.enabled = enable)
     }
 
     /// Fields beyond those of this device read as zero (virtio 1.3, section 2.5).
     fn get_config(&mut self, offset: u32, size: u32, _: VhostUserConfigFlags) -> Result<Vec<u8>> {
-        self.backend_channel.knows(self.capacity_sectors());
+        self.backend_channel.set_known_sectors(self.capacity_sectors());
         let mut space = self.device.config.space(self.writeback.load(Ordering::Relaxed));
         let (start, end) = (offset as usize, offset as usize + size as usize);
         space.resize(space.len().max(end), 0);
@@ -285,7 +287,7 @@ impl VhostUserBackendReqHandlerMut for Session<'_> {
             checked(InflightRegion::map(file, mmap_offset, mmap_size, num_queues, queue_size))?;
         let region = checked(UsedRegion::begin(region, self.inflight_region.as_ref()))?;
         // The old region records kept requests, and the new one does not.
-        checked(self.while_stopped(KeptRequests::Answer, |session| {
+        checked(self.while_stopped(AtStop::Fail, |session| {
             session.inflight_region = Some(region);
             Ok(())
         }))
@@ -319,7 +321,7 @@ impl VhostUserBackendReqHandlerMut for Session<'_> {
     fn set_log_base(&mut self, log: &VhostUserLog, file: File) -> Result<()> {
         let log = DirtyLog::map(file, log.mmap_offset, log.mmap_size)
             .map_err(|e| Error::ReqHandlerError(refusal(e)))?;
-        checked(self.while_stopped(KeptRequests::Carry, |session| {
+        checked(self.while_stopped(AtStop::Resubmit, |session| {
             session.log = Some(Arc::new(log));
             Ok(())
         }))

@@ -8,12 +8,12 @@ use crate::queue_setup::{QueueSlot, VringAddr};
 use crate::region_use::UsedRegion;
 use crate::session::Session;
 use crate::state::{
-    AddrState, ConnectionState, DeviceState, HealthState, InflightState, KickState, PartState,
-    Place, RegionState, SlotState, StateError,
+    AddrState, ConnectionState, DescriptorIndex, DeviceState, HealthState, InflightState,
+    KickState, PartState, RegionState, SlotState, StateError,
 };
 use crate::{Device, DeviceOptions};
 use backend::Info;
-use data_plane::{InflightRegion, KeptRequests, LimitChange, LimitError, Limits};
+use data_plane::{AtStop, InflightRegion, LimitChange, LimitError, Limits};
 use rustix::time::{ClockId, clock_gettime};
 use std::fs::File;
 use std::io;
@@ -60,15 +60,15 @@ pub(crate) struct Inherited {
 pub(crate) struct Descriptors(Vec<Option<OwnedFd>>);
 
 impl Descriptors {
-    fn take(&mut self, at: Place) -> Result<OwnedFd, StateError> {
+    fn take(&mut self, at: DescriptorIndex) -> Result<OwnedFd, StateError> {
         self.0.get_mut(at).and_then(Option::take).ok_or(StateError::Descriptor(at))
     }
 
-    fn file(&mut self, at: Place) -> Result<File, StateError> {
+    fn file(&mut self, at: DescriptorIndex) -> Result<File, StateError> {
         self.take(at).map(File::from)
     }
 
-    fn file_of(&mut self, at: Option<Place>) -> Result<Option<File>, StateError> {
+    fn file_of(&mut self, at: Option<DescriptorIndex>) -> Result<Option<File>, StateError> {
         at.map(|at| self.file(at)).transpose()
     }
 }
@@ -78,7 +78,7 @@ impl Descriptors {
 struct Table(Vec<RawFd>);
 
 impl Table {
-    fn add(&mut self, fd: &impl AsRawFd) -> Place {
+    fn add(&mut self, fd: &impl AsRawFd) -> DescriptorIndex {
         self.0.push(fd.as_raw_fd());
         self.0.len() - 1
     }
@@ -105,7 +105,7 @@ impl Session<'_> {
     pub(crate) fn freeze(&mut self, peer: Option<&Peer<'_>>, reply: &Sender<Frozen>) {
         let time = clock_gettime(ClockId::Monotonic);
         let stopped_at_ns = time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64;
-        let stopped = self.stop_running(KeptRequests::Carry);
+        let stopped = self.stop_running(AtStop::Resubmit);
         let (thaw, thawed) = channel();
         let frozen = Frozen { exported: self.export(peer), stopped_at_ns, _thaw: thaw };
         let _ = reply.send(frozen); // an error drops it at once
@@ -201,7 +201,10 @@ impl Session<'_> {
         if let Some(channel) = fds.file_of(state.channel)? {
             self.backend_channel.replace(channel);
         }
-        state.known_sectors.into_iter().for_each(|sectors| self.backend_channel.knows(sectors));
+        state
+            .known_sectors
+            .into_iter()
+            .for_each(|sectors| self.backend_channel.set_known_sectors(sectors));
         self.set_raw_status(state.status);
         self.set_table(MemTable::of(regions))?; // starts the queues
         Ok(())
@@ -261,7 +264,7 @@ impl Device {
         descriptors: Vec<OwnedFd>,
     ) -> Result<Option<UnixStream>, StateError> {
         state.check(&self.config.info, &self.options)?;
-        self.planes.select_again(state.plane.into());
+        self.planes.restore(state.plane.into());
         self.config.packed = self.options.packed && self.planes.packed();
         self.take_over_limits(state.limits.into(), state.limit_group.as_deref())?;
         state.errors.map_or(Ok(()), |errors| self.set_error_rules(errors.into()))?;

@@ -34,7 +34,7 @@ pub(crate) struct FollowedLock {
 impl Session<'_> {
     /// Takes the lock of the image, unless the device holds it. A file may have grown while another
     /// program held the lock: the disk adopts its present size.
-    pub(crate) fn hold_image(&mut self) -> io::Result<()> {
+    pub(crate) fn acquire_image_lock(&mut self) -> io::Result<()> {
         let Some(followed) = self.device.image_lock.as_mut().filter(|followed| !followed.held)
         else {
             return Ok(());
@@ -57,7 +57,7 @@ impl Session<'_> {
 
     /// Gives the lock up if the guest is about to leave: its dirty pages are logged, and its last
     /// queue is stopped.
-    pub(crate) fn hand_image_over(&mut self) {
+    pub(crate) fn release_image_lock(&mut self) {
         let leaves = self.acked(VHOST_F_LOG_ALL) && self.log.is_some();
         let runs = self.queues.iter().any(|queue| queue.running.is_some());
         let Some(followed) = self.device.image_lock.as_mut().filter(|followed| followed.held)

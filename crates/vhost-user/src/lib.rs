@@ -118,7 +118,7 @@ pub struct Device {
     front_ends: u64,
     /// Counters of each queue without those of its present start.
     earlier_stats: Vec<QueueStats>,
-    /// Kept requests of each queue that `earlier_stats` counts and no present start has.
+    /// For each queue, kept requests already in `earlier_stats`. 0 while the queue runs.
     counted_kept: Vec<u64>,
 }
 

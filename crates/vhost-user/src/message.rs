@@ -102,18 +102,18 @@ pub(crate) enum Arrival {
     /// The stream has ended.
     End,
     /// The message cannot be handled yet.
-    Lacks(Lack),
+    Incomplete(Missing),
     /// The message is complete, or its header has a [flaw](Header::flaw). Its reply has room.
     Whole(Header),
 }
 
 /// The reason for which a message cannot be handled yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Lack {
+pub(crate) enum Missing {
     /// The rest of the header or of the payload.
-    Rest,
+    Bytes,
     /// Room for the reply in the socket.
-    Room,
+    ReplyRoom,
 }
 
 /// Looks at the next message. Does not wait.
@@ -158,9 +158,9 @@ pub(crate) fn arrival(stream: &UnixStream) -> io::Result<Arrival> {
     match header.filter(is_whole) {
         // A UNIX socket is ready for writing while three quarters of its buffer are free, so that a reply fits.
         Some(header) if events.contains(PollFlags::OUT) => Ok(Arrival::Whole(header)),
-        Some(_) => Ok(Arrival::Lacks(Lack::Room)),
+        Some(_) => Ok(Arrival::Incomplete(Missing::ReplyRoom)),
         None if has_hung_up => Err(io::ErrorKind::UnexpectedEof.into()),
-        None => Ok(Arrival::Lacks(Lack::Rest)),
+        None => Ok(Arrival::Incomplete(Missing::Bytes)),
     }
 }
 

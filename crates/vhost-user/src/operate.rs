@@ -13,13 +13,13 @@
 //!
 //! A resume ends both. It tries the kept requests again, and a new failure halts the device again. A
 //! queue of a halted device that is stopped for a moment takes its kept requests along
-//! ([`KeptRequests`]). If the queues run in the kernel, the io_uring plane tries the requests again,
+//! ([`AtStop`]). If the queues run in the kernel, the io_uring plane tries the requests again,
 //! and the resume waits for them; the queues then return to the kernel.
 
 use crate::control::{ErrorChange, Notice};
 use crate::error::OperateError;
 use crate::session::Session;
-use data_plane::{KeptRequests, LimitChange, Limits, PlaneKind};
+use data_plane::{AtStop, LimitChange, Limits, PlaneKind};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -35,7 +35,7 @@ impl Session<'_> {
     /// with the requests that it keeps. Returns whether the device was not paused before.
     pub(crate) fn pause(&mut self) -> Result<bool, OperateError> {
         let ran = !std::mem::replace(&mut self.device.paused, true);
-        let stopped = self.stop_running(KeptRequests::Carry);
+        let stopped = self.stop_running(AtStop::Resubmit);
         if ran {
             tracing::info!(queues = stopped.len(), "paused: no request is taken until the resume");
             self.device.tell(Notice::Paused);
@@ -74,7 +74,7 @@ impl Session<'_> {
     /// Stops the queues of a halted disk in the kernel, so that their next start tries the kept
     /// requests again. They start again at once if the kernel would refuse them after that.
     fn leave_kernel(&mut self) -> Result<(), OperateError> {
-        let stopped = self.stop_running(KeptRequests::Carry);
+        let stopped = self.stop_running(AtStop::Resubmit);
         // Otherwise they may leave it for good.
         if self.device.planes.may_fall_back() {
             return Ok(());
@@ -95,7 +95,7 @@ impl Session<'_> {
         let info = self.device.disk.info();
         let (before, after) = (self.capacity_sectors(), info.capacity_sectors);
         if before != after {
-            let stopped = self.stop_running(KeptRequests::Carry);
+            let stopped = self.stop_running(AtStop::Resubmit);
             let adopted = self.device.planes.adopt_capacity();
             if adopted.is_ok() {
                 self.device.config.info.capacity_sectors = after;
@@ -152,7 +152,7 @@ impl Session<'_> {
             OperateError::Lost(error)
         })?;
         self.device.cache_set = Some(on);
-        self.backend_channel.knows_nothing();
+        self.backend_channel.mark_changed();
         tracing::info!(writeback = on, "cache mode");
         Ok(true)
     }
@@ -162,7 +162,7 @@ impl Session<'_> {
         let was = self.writeback.swap(on, Ordering::Relaxed);
         if let Err(why) = self.device.planes.cache_mode_changed() {
             tracing::warn!(%why, "the kernel refused the cache mode: its queues restart");
-            self.while_stopped(KeptRequests::Carry, |_| Ok(())).inspect_err(|_| {
+            self.while_stopped(AtStop::Resubmit, |_| Ok(())).inspect_err(|_| {
                 // The guest's mode is unknown now: write-through is safe for the next connection.
                 self.writeback.store(on && was, Ordering::Relaxed);
             })?;
@@ -181,7 +181,7 @@ impl Session<'_> {
         if new == old {
             return Ok(false);
         }
-        let stopped = self.stop_running(KeptRequests::Carry);
+        let stopped = self.stop_running(AtStop::Resubmit);
         let adopted = self.device.set_error_rules(new);
         self.restart(stopped)?;
         adopted?;

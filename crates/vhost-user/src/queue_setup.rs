@@ -3,7 +3,7 @@
 
 use data_plane::QueueHandle;
 use std::fs::File;
-use virtqueue::Resubmit;
+use virtqueue::InflightChain;
 
 /// The addresses of the three areas in the front-end (SET_VRING_ADDR).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,7 +29,7 @@ pub(crate) struct QueueSlot {
     pub(crate) fault_told: bool,
     pub(crate) enabled: bool,
     /// Requests that a halted disk kept when the queue stopped. It starts with them.
-    pub(crate) kept: Vec<Resubmit>,
+    pub(crate) kept: Vec<InflightChain>,
     /// The queue runs on a data plane.
     pub(crate) running: Option<QueueHandle>,
 }

@@ -15,7 +15,7 @@ use crate::error::OperateError;
 use crate::image_lock::FollowedLock;
 use crate::session::Session;
 use backend::{Disk, ImageLock, Info, RangeLimits};
-use data_plane::{KeptRequests, ReplaceError};
+use data_plane::{AtStop, ReplaceError};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -133,7 +133,7 @@ impl Session<'_> {
             return Err(ExchangeError::Released);
         }
         let begun = Instant::now();
-        let stopped = self.stop_running(KeptRequests::Carry);
+        let stopped = self.stop_running(AtStop::Resubmit);
         let exchanged = self.exchange(order);
         match (exchanged, self.restart(stopped)) {
             (Ok(()), Ok(())) => {}

@@ -7,7 +7,7 @@ use crate::error::refusal;
 use crate::mem_table::MemTable;
 use crate::queue_setup::QueueSlot;
 use crate::region_use::UsedRegion;
-use data_plane::{KeptRequests, QueueSetup, QueueStartError, QueueStats};
+use data_plane::{AtStop, QueueSetup, QueueStartError, QueueStats};
 use std::fmt::Display;
 use std::fs::File;
 use std::io;
@@ -87,7 +87,7 @@ impl<'a> Session<'a> {
     /// Starts queue `index` if its set-up is complete. Takes the lock of the image before. If the
     /// kernel refuses the queue, moves all queues to the other data plane if that is allowed.
     pub(crate) fn try_start(&mut self, index: usize) -> io::Result<()> {
-        self.hold_image_for(index)?;
+        self.acquire_image_lock_for(index)?;
         match self.start_once(index) {
             Ok(()) => Ok(()),
             Err(QueueStartError::Kernel(why)) if self.device.planes.may_fall_back() => {
@@ -141,15 +141,15 @@ impl<'a> Session<'a> {
     ) -> io::Result<()> {
         let queues: Vec<usize> = queues.into_iter().collect();
         for &index in &queues {
-            self.hold_image_for(index)?;
+            self.acquire_image_lock_for(index)?;
         }
         self.start_each(queues, Self::try_start)
     }
 
     /// Takes the lock of the image, if queue `index` can start.
-    fn hold_image_for(&mut self, index: usize) -> io::Result<()> {
+    fn acquire_image_lock_for(&mut self, index: usize) -> io::Result<()> {
         if self.may_start() && self.queues[index].ready().is_some() {
-            self.hold_image().map_err(|error| cannot_start(index, &error))?;
+            self.acquire_image_lock().map_err(|error| cannot_start(index, &error))?;
         }
         Ok(())
     }
@@ -171,24 +171,24 @@ impl<'a> Session<'a> {
         all
     }
 
-    /// Stops and drains the running queues among `which`, and stores their bases. The requests that a
-    /// halted disk keeps end as `kept` says, also those of a queue that could not start again. Returns
-    /// the indices of the stopped queues.
+    /// Stops and drains the running queues among `which`, and stores their bases. The requests that
+    /// a halted disk keeps end as `at_stop` says, also those of a queue that could not start again.
+    /// Returns the indices of the stopped queues.
     pub(crate) fn stop(
         &mut self,
         which: impl IntoIterator<Item = usize>,
-        kept: KeptRequests,
+        at_stop: AtStop,
     ) -> Vec<usize> {
         let (mut indices, mut handles) = (Vec::new(), Vec::new());
         for index in which {
             if let Some(handle) = self.queues[index].running.take() {
                 indices.push(index);
                 handles.push(handle);
-            } else if kept != KeptRequests::Carry && !self.queues[index].kept.is_empty() {
-                self.end_kept(index, kept);
+            } else if at_stop.fails(false) && !self.queues[index].kept.is_empty() {
+                self.end_kept(index, at_stop); // `kept` is empty if a region has them
             }
         }
-        let all_stopped = self.device.planes.stop_queues(handles, kept);
+        let all_stopped = self.device.planes.stop_queues(handles, at_stop);
         for (&queue, stopped) in indices.iter().zip(all_stopped) {
             let QueueStats { chains, refused, kicks, calls, .. } = stopped.stats;
             self.device.earlier_stats[queue] += stopped.stats;
@@ -197,19 +197,19 @@ impl<'a> Session<'a> {
             tracing::debug!(queue, base, chains, refused, kicks, calls, "stopped");
             self.queues[queue].base = base;
             // Without a region they are in `left`.
-            let answers = kept == KeptRequests::Answer || !stopped.left.is_empty();
+            let fails = at_stop.fails(stopped.left.is_empty());
             self.queues[queue].kept = stopped.left;
-            if stopped.kept > 0 && kept != KeptRequests::Carry && answers {
-                self.end_kept(queue, kept);
+            if stopped.kept > 0 && fails {
+                self.end_kept(queue, at_stop);
             }
         }
         indices
     }
 
     /// Ends the requests that a stopped queue keeps, if its plane could not.
-    fn end_kept(&mut self, queue: usize, kept: KeptRequests) {
+    fn end_kept(&mut self, queue: usize, at_stop: AtStop) {
         let ended = match self.setup(queue) {
-            Ok(Some(setup)) => self.device.planes.end_kept(setup, kept),
+            Ok(Some(setup)) => self.device.planes.end_kept(setup, at_stop),
             Ok(None) => return,
             Err(error) => Err(error.into()),
         };
@@ -227,17 +227,17 @@ impl<'a> Session<'a> {
     }
 
     /// [`Session::stop`] for all queues.
-    pub(crate) fn stop_running(&mut self, kept: KeptRequests) -> Vec<usize> {
-        self.stop(0..self.queues.len(), kept)
+    pub(crate) fn stop_running(&mut self, at_stop: AtStop) -> Vec<usize> {
+        self.stop(0..self.queues.len(), at_stop)
     }
 
     /// Stops the running queues, makes a change that affects them, and restarts them.
     pub(crate) fn while_stopped(
         &mut self,
-        kept: KeptRequests,
+        at_stop: AtStop,
         change: impl FnOnce(&mut Self) -> io::Result<()>,
     ) -> io::Result<()> {
-        let stopped = self.stop_running(kept);
+        let stopped = self.stop_running(at_stop);
         change(self)?;
         self.try_start_each(stopped)
     }
@@ -245,7 +245,7 @@ impl<'a> Session<'a> {
     /// Replaces the memory table. Refuses overlapping regions and keeps the old table then.
     pub(crate) fn set_table(&mut self, table: MemTable) -> io::Result<()> {
         let memory = table.to_memory().map_err(refusal)?;
-        self.stop_running(KeptRequests::Carry);
+        self.stop_running(AtStop::Resubmit);
         self.device.planes.set_memory(Some(Arc::clone(&memory)));
         self.table = table;
         self.memory = memory;
@@ -255,7 +255,7 @@ impl<'a> Session<'a> {
 
     /// RESET_OWNER: disables all rings, as the specification allows.
     pub(crate) fn disable_rings(&mut self) {
-        self.stop_running(KeptRequests::Answer);
+        self.stop_running(AtStop::Fail);
         self.queues.iter_mut().for_each(|queue| queue.enabled = false);
     }
 
@@ -266,7 +266,7 @@ impl<'a> Session<'a> {
         // Without protocol features there is no SET_VRING_ENABLE.
         let negotiated = self.features != 0;
         let enabled = negotiated && !self.acked(VHOST_USER_F_PROTOCOL_FEATURES);
-        self.stop_running(KeptRequests::Answer);
+        self.stop_running(AtStop::Fail);
         self.queues.fill_with(|| QueueSlot { enabled, ..QueueSlot::default() });
         // It records rings that no longer exist; the front-end sends a region at the next start.
         self.inflight_region = None;
@@ -275,13 +275,13 @@ impl<'a> Session<'a> {
 
     /// Handles the end of the connection: stops all queues and unmaps guest memory.
     pub(crate) fn end(&mut self) {
-        self.stop_running(KeptRequests::Leave);
+        self.stop_running(AtStop::LeaveInRegion);
         self.reset();
         self.memory = Arc::default();
         self.table = MemTable::default();
         self.backend_channel = BackendChannel::default();
         self.device.planes.set_memory(None);
-        self.device.planes.start_over();
+        self.device.planes.select_preferred();
     }
 
     pub(crate) fn has_protocol(&self, feature: VhostUserProtocolFeatures) -> bool {
@@ -302,7 +302,7 @@ impl<'a> Session<'a> {
     /// new SET_VRING_KICK, as after that message.
     pub(crate) fn set_status(&mut self, status: u8) {
         if status == 0 {
-            self.stop_running(KeptRequests::Answer);
+            self.stop_running(AtStop::Fail);
             self.queues.iter_mut().for_each(|queue| queue.kick = None);
         }
         self.status = status;

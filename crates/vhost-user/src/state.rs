@@ -13,7 +13,7 @@ use std::num::NonZeroU64;
 use std::time::Duration;
 
 /// Position of a descriptor in the table.
-pub(crate) type Place = usize;
+pub(crate) type DescriptorIndex = usize;
 
 /// The state of a device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -110,7 +110,7 @@ impl From<ErrorsState> for ErrorRules {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ConnectionState {
-    pub(crate) stream: Place,
+    pub(crate) stream: DescriptorIndex,
     /// The front-end has sent no message.
     pub(crate) silent: bool,
     pub(crate) asked_features: bool,
@@ -121,7 +121,7 @@ pub(crate) struct ConnectionState {
     pub(crate) memory: Vec<RegionState>,
     pub(crate) log: Option<PartState>,
     pub(crate) inflight: Option<InflightState>,
-    pub(crate) channel: Option<Place>,
+    pub(crate) channel: Option<DescriptorIndex>,
     pub(crate) known_sectors: Option<u64>,
 }
 
@@ -134,8 +134,8 @@ pub(crate) struct SlotState {
     pub(crate) base: u32,
     pub(crate) enabled: bool,
     pub(crate) kick: KickState,
-    pub(crate) call: Option<Place>,
-    pub(crate) err: Option<Place>,
+    pub(crate) call: Option<DescriptorIndex>,
+    pub(crate) err: Option<DescriptorIndex>,
 }
 
 /// The kick of a queue.
@@ -147,7 +147,7 @@ pub(crate) enum KickState {
     /// Received without an eventfd.
     Polled,
     /// Received with an eventfd.
-    Eventfd(Place),
+    Eventfd(DescriptorIndex),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -171,7 +171,7 @@ pub(crate) struct RegionState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct PartState {
-    pub(crate) file: Place,
+    pub(crate) file: DescriptorIndex,
     pub(crate) offset: u64,
     pub(crate) len: u64,
 }

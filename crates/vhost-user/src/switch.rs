@@ -4,7 +4,7 @@
 use crate::control::{ImageLockState, Notice, QueueStatus, Status};
 use crate::error::{SwitchError, refusal};
 use crate::session::Session;
-use data_plane::{KeptRequests, KernelError, PlaneKind, QueueHandle, QueueStartError};
+use data_plane::{AtStop, KernelError, PlaneKind, QueueHandle, QueueStartError};
 use std::io;
 use std::sync::atomic::Ordering;
 use virtio_spec::blk::SECTOR_BYTES;
@@ -25,8 +25,8 @@ impl Session<'_> {
         // Check it before any queue stops.
         self.device.planes.check(to)?;
         let (was, queues) =
-            (self.device.planes.why().to_owned(), self.stop_running(KeptRequests::Carry));
-        self.device.planes.move_to(to, "the control socket says so");
+            (self.device.planes.why().to_owned(), self.stop_running(AtStop::Resubmit));
+        self.device.planes.select(to, "the control socket says so");
         match queues.iter().try_for_each(|&index| self.start_once(index)) {
             Ok(()) => {
                 self.device.planes.prefer_current();
@@ -35,8 +35,8 @@ impl Session<'_> {
                 Ok(queues.len())
             }
             Err(error) => {
-                self.stop_running(KeptRequests::Carry);
-                self.device.planes.move_to(from, &was);
+                self.stop_running(AtStop::Resubmit);
+                self.device.planes.select(from, &was);
                 let back = self.start_each(queues, Self::start_once);
                 tracing::warn!(plane = %to, %error, "the data plane was not switched");
                 match back {
@@ -59,10 +59,10 @@ impl Session<'_> {
             %why,
             "the kernel refused a queue: data plane: uring"
         );
-        let mut queues = self.stop_running(KeptRequests::Carry);
+        let mut queues = self.stop_running(AtStop::Resubmit);
         queues.push(index);
         let because = format!("the kernel refused queue {index}: {why}");
-        self.device.planes.move_to(PlaneKind::Uring, &because);
+        self.device.planes.select(PlaneKind::Uring, &because);
         self.device.tell(Notice::Switched(PlaneKind::Uring));
         self.start_each(queues, Self::start_once).map_err(refusal)
     }
@@ -78,13 +78,13 @@ impl Session<'_> {
         let (size, base) = (setup.ring.size, setup.ring.base);
         tracing::debug!(queue = index, size, base, layout = ?setup.ring.layout, %plane, "starts");
         let started = self.device.planes.start_queue(setup);
-        if let Some(recovered) = self.device.planes.take_recovered() {
+        if let Some(recovered) = started.recovered {
             self.device.earlier_stats[index] += recovered.stats;
             self.device.counted_kept[index] = recovered.kept;
             self.queues[index].base = recovered.base;
             self.queues[index].kept = recovered.left;
         }
-        self.queues[index].running = Some(started?);
+        self.queues[index].running = Some(started.result?);
         self.device.counted_kept[index] = 0;
         self.queues[index].kept.clear();
         self.queues[index].fault_told = false;

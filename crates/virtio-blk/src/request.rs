@@ -364,9 +364,6 @@ fn parse_ranges(
 ) -> Result<RangeSizes, RequestError> {
     let limits = limits.ok_or(RequestError::Unsupported)?;
     let allowed = if kind == blk::T_WRITE_ZEROES { blk::WRITE_ZEROES_F_UNMAP } else { 0 };
-    // A stop of the queue skips the rest of a DISCARD, but waits for the other commands.
-    let ranges_max = if kind == blk::T_DISCARD { MAX_RANGES } else { 1 };
-    let sum_max = u64::from(limits.sectors_max) * u64::from(ranges_max);
     refuse_if(disk.read_only, RequestError::ReadOnly)?;
     let bytes = chain.readable_bytes();
     let size = blk::RANGE_SEGMENT_BYTES as u64;
@@ -385,7 +382,9 @@ fn parse_ranges(
         refuse_if(!disk.holds(sector, u64::from(sectors)), RequestError::Range)?;
         ranges.push(Range { sector, sectors, unmap: flags != 0 });
     }
-    refuse_if(sizes.sum > sum_max, RequestError::TooLarge)?;
+    // A stop of the queue skips the rest of a DISCARD, but waits for the other commands.
+    let is_too_large = kind != blk::T_DISCARD && sizes.sum > u64::from(limits.sectors_max);
+    refuse_if(is_too_large, RequestError::TooLarge)?;
     Ok(sizes)
 }
 

@@ -7,8 +7,6 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 pub const SECTOR_BYTES: u64 = 512;
 /// Section 5.2.6: the length of the GET_ID answer.
 pub const ID_BYTES: usize = 20;
-/// The virtio device id of a block device (section 5).
-pub const DEVICE_ID: u32 = 2;
 
 /// Section 5.2.3: `size_max` is valid.
 pub const F_SIZE_MAX: u32 = 1;
@@ -66,7 +64,7 @@ pub const S_UNSUPP: u8 = 2;
 /// Section 5.2.6: WRITE_ZEROES may deallocate the range.
 pub const WRITE_ZEROES_F_UNMAP: u32 = 1;
 
-/// Section 5.2.6: the fixed header of every request, device-readable.
+/// Section 5.2.6: the header of `struct virtio_blk_req`, device-readable in every request.
 #[repr(C)]
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
@@ -83,7 +81,8 @@ pub struct ReqHeader {
 /// Bytes of [`ReqHeader`].
 pub const REQ_HEADER_BYTES: usize = 16;
 
-/// Section 5.2.6: one range of DISCARD, WRITE_ZEROES or SECURE_ERASE.
+/// Section 5.2.6, `struct virtio_blk_discard_write_zeroes`: one range of DISCARD, WRITE_ZEROES or
+/// SECURE_ERASE.
 #[repr(C)]
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,

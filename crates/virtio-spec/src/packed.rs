@@ -25,18 +25,6 @@ pub struct Desc {
     pub flags: u16,
 }
 
-/// Section 2.8.14, `struct pvirtq_event_suppress`; little endian.
-#[repr(C)]
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
-)]
-pub struct EventSuppress {
-    /// Bits 0-14: descriptor offset; bit 15: wrap counter.
-    pub off_wrap: u16,
-    /// Bits 0-1: `EVENT_*`.
-    pub flags: u16,
-}
-
 /// Section 2.8.10: notifications are wanted.
 pub const EVENT_ENABLE: u16 = 0;
 /// Section 2.8.10: no notifications are wanted.

@@ -41,18 +41,6 @@ pub struct Desc {
     pub next: u16,
 }
 
-/// Section 2.7.8, `struct virtq_used_elem`; little endian.
-#[repr(C)]
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
-)]
-pub struct UsedElem {
-    /// Head of the used descriptor chain.
-    pub id: u32,
-    /// Bytes that the device wrote into the chain.
-    pub len: u32,
-}
-
 /// Bytes of the descriptor table of a queue of `size` descriptors (section 2.7).
 pub const fn desc_table_bytes(size: u16) -> usize {
     16 * size as usize

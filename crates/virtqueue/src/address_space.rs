@@ -19,12 +19,12 @@ struct Space {
 
 /// Bytes of the address space that one mapping takes. Drop it after the mapping is unmapped.
 #[derive(Debug)]
-pub(crate) struct Share {
+pub(crate) struct Reservation {
     space: &'static Space,
     bytes: u64,
 }
 
-impl Share {
+impl Reservation {
     /// Takes `bytes` of the process' address space.
     ///
     /// # Errors
@@ -34,7 +34,7 @@ impl Share {
     }
 }
 
-impl Drop for Share {
+impl Drop for Reservation {
     fn drop(&mut self) {
         self.space.taken.fetch_sub(self.bytes, Relaxed);
     }
@@ -42,10 +42,10 @@ impl Drop for Share {
 
 impl Space {
     // Relaxed: the number orders no other access.
-    fn take(&'static self, bytes: u64) -> Result<Share, String> {
+    fn take(&'static self, bytes: u64) -> Result<Reservation, String> {
         let sum = |taken: u64| taken.checked_add(bytes).filter(|sum| *sum <= MAPPED_BYTES_MAX);
         match self.taken.fetch_update(Relaxed, Relaxed, sum) {
-            Ok(_) => Ok(Share { space: self, bytes }),
+            Ok(_) => Ok(Reservation { space: self, bytes }),
             Err(taken) => Err(format!(
                 "it takes {} GiB, and all guests of this process have {} of at most {} GiB; serve \
                  some disks by another process",
@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_limit_is_for_all_shares_together_and_a_dropped_one_is_free_again() {
+    fn the_limit_is_for_all_reservations_together_and_a_dropped_one_is_free_again() {
         static SPACE: Space = Space { taken: AtomicU64::new(0) };
         let half = SPACE.take(MAPPED_BYTES_MAX / 2).unwrap();
         let rest = SPACE.take(MAPPED_BYTES_MAX / 2).unwrap();

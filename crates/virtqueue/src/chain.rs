@@ -10,9 +10,8 @@ use libc::iovec;
 use virtio_spec::packed;
 use virtio_spec::split::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, Desc};
 
-/// Maximum descriptors of a chain in a queue that has fewer: Linux drivers size indirect tables by
-/// `seg_max`, not by the queue size.
-pub const CHAIN_DESCRIPTORS_MIN_BOUND: u32 = 1024;
+/// A chain may have max(queue size, this) descriptors: Linux sizes indirect tables by `seg_max`.
+pub const CHAIN_DESCRIPTORS_MIN: u32 = 1024;
 
 /// A chain that was taken from the ring and not yet returned. It must be returned exactly once, by
 /// [`crate::VirtQueue::push_used`], or given up explicitly with [`ChainHead::abandon`].
@@ -30,7 +29,7 @@ impl ChainHead {
     }
 
     /// Descriptors that the chain occupies in the ring (an indirect table occupies one).
-    pub fn ring_descriptors(&self) -> u16 {
+    pub fn descriptor_count(&self) -> u16 {
         self.descs
     }
 
@@ -45,7 +44,7 @@ impl ChainHead {
 pub struct Chain {
     iovs: Vec<iovec>,
     /// Guest-physical address and length in bytes of each writable segment, if dirty logging is on.
-    written: Vec<(u64, u64)>,
+    writable_ranges: Vec<(u64, u64)>,
     readable_count: usize,
     readable_bytes: u64,
     writable_bytes: u64,
@@ -84,13 +83,13 @@ impl Chain {
 
     pub(crate) fn begin(&mut self, queue_size: u16, log_writes: bool) {
         self.iovs.clear();
-        self.written.clear();
+        self.writable_ranges.clear();
         self.ring_descs.clear();
         self.readable_count = 0;
         self.readable_bytes = 0;
         self.writable_bytes = 0;
         self.log_writes = log_writes;
-        self.limit = u32::from(queue_size).max(CHAIN_DESCRIPTORS_MIN_BOUND);
+        self.limit = u32::from(queue_size).max(CHAIN_DESCRIPTORS_MIN);
         self.seen = 0;
         self.crossed = 0;
     }
@@ -144,7 +143,7 @@ impl Chain {
     fn cross(&mut self) -> Result<(), RingFault> {
         self.crossed += 1;
         match self.crossed > self.limit {
-            true => Err(RingFault::ChainInPieces { limit: self.limit }),
+            true => Err(RingFault::ChainTooFragmented { limit: self.limit }),
             false => Ok(()),
         }
     }
@@ -154,7 +153,7 @@ impl Chain {
         if writable {
             self.writable_bytes += len;
             if self.log_writes {
-                self.written.push((addr, len));
+                self.writable_ranges.push((addr, len));
             }
         } else {
             self.readable_bytes += len;
@@ -172,48 +171,46 @@ impl Chain {
         }
     }
 
-    /// Adds the buffers of an indirect table (sections 2.7.5.3 and 2.8.8). A packed queue uses the
-    /// table in order and only the WRITE flags of its entries count.
-    pub(crate) fn add_indirect(
+    /// Adds the buffers of an indirect table of a split queue (section 2.7.5.3).
+    pub(crate) fn add_indirect_split(
         &mut self,
         table: &Desc,
-        packed: bool,
         memory: &GuestMemory,
         hint: &mut usize,
     ) -> Result<(), RingFault> {
-        let count = table.len / 16;
-        if table.len == 0 || !table.len.is_multiple_of(16) {
-            return Err(RingFault::Indirect { len: table.len });
-        }
-        let bytes = u64::from(table.len);
-        let in_one_region = memory.locate(table.addr, bytes, hint).filter(|found| found.1 == bytes);
+        let table = IndirectTable::new(table, memory, hint)?;
         let mut index = 0;
         loop {
-            let mut desc = match in_one_region {
-                // SAFETY: `index < count`: the entry lies in the table, which is mapped.
-                Some((host, _)) => desc_from_le(unsafe { load_indirect(host, index as usize) }),
-                None => load_table_entry(table, index, memory, hint)?,
-            };
-            if packed {
-                desc.flags = desc.next; // `addr, len, id, flags`
-            }
-            if !packed && desc.flags & DESC_F_INDIRECT != 0 {
+            let desc = desc_from_le(table.table_entry(index, memory, hint)?);
+            if desc.flags & DESC_F_INDIRECT != 0 {
                 return Err(RingFault::Indirect { len: table.len });
             }
             self.add(&desc, memory, hint)?;
-            index = match packed {
-                true => index + 1,
-                false if desc.flags & DESC_F_NEXT == 0 => return Ok(()),
-                false => u32::from(desc.next),
-            };
-            if index >= count {
-                if packed {
-                    return Ok(());
-                }
-                let size = u16::try_from(count).unwrap_or(u16::MAX);
+            if desc.flags & DESC_F_NEXT == 0 {
+                return Ok(());
+            }
+            index = u32::from(desc.next);
+            if index >= table.count {
+                let size = u16::try_from(table.count).unwrap_or(u16::MAX);
                 return Err(RingFault::DescriptorIndex { index: desc.next, size });
             }
         }
+    }
+
+    /// Adds the buffers of an indirect table of a packed queue (section 2.8.7): all its entries in
+    /// order, of whose flags only WRITE counts.
+    pub(crate) fn add_indirect_packed(
+        &mut self,
+        table: &Desc,
+        memory: &GuestMemory,
+        hint: &mut usize,
+    ) -> Result<(), RingFault> {
+        let table = IndirectTable::new(table, memory, hint)?;
+        for index in 0..table.count {
+            let desc = packed_desc_from_le(table.table_entry(index, memory, hint)?);
+            self.add(&buffer_of(&desc), memory, hint)?;
+        }
+        Ok(())
     }
 
     /// Removes the first `N` bytes of the readable part and returns a copy; each byte is read once.
@@ -267,8 +264,8 @@ impl Chain {
         if last.iov_len == 0 {
             self.iovs.pop();
         }
-        let addr = self.written.last().map(|(addr, len)| addr + len - 1);
-        if let Some((_, len)) = self.written.last_mut() {
+        let addr = self.writable_ranges.last().map(|(addr, len)| addr + len - 1);
+        if let Some((_, len)) = self.writable_ranges.last_mut() {
             *len -= 1;
         }
         Some(StatusByte { host, addr })
@@ -291,8 +288,8 @@ impl Chain {
 
     /// Guest-physical address and length in bytes of each writable range. Empty unless dirty
     /// logging is on.
-    pub fn written(&self) -> &[(u64, u64)] {
-        &self.written
+    pub fn writable_ranges(&self) -> &[(u64, u64)] {
+        &self.writable_ranges
     }
 }
 
@@ -322,28 +319,67 @@ impl StatusByte {
     }
 }
 
-/// Loads an entry of a table that lies in several regions.
-#[cold]
-fn load_table_entry(
-    table: &Desc,
-    index: u32,
-    memory: &GuestMemory,
-    hint: &mut usize,
-) -> Result<Desc, RingFault> {
-    let addr = table.addr.wrapping_add(u64::from(index) * 16);
-    let outside = RingFault::NotMemory { addr: table.addr, len: u64::from(table.len) };
-    let (host, here) = memory.locate(addr, 16, hint).ok_or(outside)?;
-    if here == 16 {
-        // SAFETY: 16 bytes of one mapped region.
-        return Ok(desc_from_le(unsafe { load_indirect(host, 0) }));
+/// An indirect table of either layout: at least one entry.
+struct IndirectTable {
+    addr: u64,
+    len: u32,
+    /// Number of entries.
+    count: u32,
+    /// Address in this process; `None`: the table lies in several regions, or not in guest memory.
+    host: Option<*mut u8>,
+}
+
+impl IndirectTable {
+    #[inline]
+    fn new(desc: &Desc, memory: &GuestMemory, hint: &mut usize) -> Result<Self, RingFault> {
+        let Desc { addr, len, .. } = *desc;
+        if len == 0 || !len.is_multiple_of(16) {
+            return Err(RingFault::Indirect { len });
+        }
+        let bytes = u64::from(len);
+        let found = memory.locate(addr, bytes, hint).filter(|found| found.1 == bytes);
+        Ok(IndirectTable { addr, len, count: len / 16, host: found.map(|(host, _)| host) })
     }
-    let mut bytes = [0; 16];
-    for (i, byte) in bytes.iter_mut().enumerate() {
-        let (host, _) = memory.locate(addr.wrapping_add(i as u64), 1, hint).ok_or(outside)?;
-        // SAFETY: one byte of a mapped region.
-        [*byte] = unsafe { read_once(host) };
+
+    /// Loads the words of entry `index`, which must be less than `count`.
+    #[inline]
+    fn table_entry(
+        &self,
+        index: u32,
+        memory: &GuestMemory,
+        hint: &mut usize,
+    ) -> Result<[u64; 2], RingFault> {
+        debug_assert!(index < self.count);
+        match self.host {
+            // SAFETY: `index < count`: the entry lies in the table, which is mapped.
+            Some(host) => Ok(unsafe { load_indirect(host, index as usize) }),
+            None => self.table_entry_in_pieces(index, memory, hint),
+        }
     }
-    Ok(desc_from_le(words_of(bytes)))
+
+    /// Loads an entry of a table that lies in several regions.
+    #[cold]
+    fn table_entry_in_pieces(
+        &self,
+        index: u32,
+        memory: &GuestMemory,
+        hint: &mut usize,
+    ) -> Result<[u64; 2], RingFault> {
+        let addr = self.addr.wrapping_add(u64::from(index) * 16);
+        let outside = RingFault::NotMemory { addr: self.addr, len: u64::from(self.len) };
+        let (host, here) = memory.locate(addr, 16, hint).ok_or(outside)?;
+        if here == 16 {
+            // SAFETY: 16 bytes of one mapped region.
+            return Ok(unsafe { load_indirect(host, 0) });
+        }
+        let mut bytes = [0; 16];
+        for (i, byte) in bytes.iter_mut().enumerate() {
+            let (host, _) = memory.locate(addr.wrapping_add(i as u64), 1, hint).ok_or(outside)?;
+            // SAFETY: one byte of a mapped region.
+            [*byte] = unsafe { read_once(host) };
+        }
+        Ok(words_of(bytes))
+    }
 }
 
 /// Decodes a descriptor of a split queue from its two words.
@@ -351,4 +387,17 @@ fn load_table_entry(
 pub(crate) fn desc_from_le(words: [u64; 2]) -> Desc {
     let [addr, rest] = words.map(u64::from_le);
     Desc { addr, len: rest as u32, flags: (rest >> 32) as u16, next: (rest >> 48) as u16 }
+}
+
+/// Decodes a descriptor of a packed queue from its two words.
+#[inline]
+pub(crate) fn packed_desc_from_le(words: [u64; 2]) -> packed::Desc {
+    let Desc { addr, len, flags: id, next: flags } = desc_from_le(words);
+    packed::Desc { addr, len, id, flags }
+}
+
+/// The buffer of a packed descriptor, for [`Chain::add`].
+#[inline]
+pub(crate) fn buffer_of(desc: &packed::Desc) -> Desc {
+    Desc { addr: desc.addr, len: desc.len, flags: desc.flags, next: 0 }
 }

@@ -96,8 +96,8 @@ impl Entry {
         self.version.store(version.wrapping_add(2), Release);
     }
 
-    /// Counts a page that is to be replaced alone; `false`: there were too many.
-    fn may_replace_alone(&self) -> bool {
+    /// Counts a page that is going to be replaced alone. Returns `false` if there were too many.
+    fn count_single_page(&self) -> bool {
         if self.singles.load(Relaxed) >= SINGLE_MAX || SINGLES.load(Relaxed) >= SINGLES_MAX {
             return false;
         }
@@ -215,11 +215,13 @@ fn replace_lost_pages(code: c_int, address: usize) -> bool {
     });
     let Some((entry, pages)) = found else { return false };
     let start = address - (address - pages.addresses.start) % pages.page_bytes;
-    // A truncation has removed the pages behind it, too: the number of mappings stays small.
     let is_alone =
-        (code == BUS_MCEERR_AR || is_in_file(&pages, start)) && entry.may_replace_alone();
-    let is_replaced = !is_alone && replace(start, pages.addresses.end - start);
-    if !(is_replaced || replace(start, pages.page_bytes)) {
+        (code == BUS_MCEERR_AR || is_in_file(&pages, start)) && entry.count_single_page();
+    // After a truncation all later pages are lost: one mapping replaces them. Falls back to one
+    // page if the kernel refuses.
+    if !(!is_alone && replace(start, pages.addresses.end - start)
+        || replace(start, pages.page_bytes))
+    {
         return false;
     }
     if !entry.lost.swap(true, Relaxed) {

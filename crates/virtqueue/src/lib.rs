@@ -23,7 +23,7 @@ mod split;
 pub use chain::{Chain, ChainHead};
 pub use dirty_log::DirtyLog;
 pub use memory::{GuestMemory, MemoryError, Region};
-pub use queue::{Layout, QueueError, Resubmit, RingSetup, VirtQueue};
+pub use queue::{InflightChain, Layout, QueueError, RingSetup, VirtQueue};
 pub use shared_mapping::SharedMapping;
 
 /// A violation of the queue's protocol by the guest. The queue stops taking chains; chains in
@@ -56,7 +56,7 @@ pub enum RingFault {
     },
     /// Buffers of a chain that span too many memory regions.
     #[error("the buffers of a chain cross more than {limit} boundaries of memory regions")]
-    ChainInPieces {
+    ChainTooFragmented {
         /// Maximum number of boundaries.
         limit: u32,
     },

@@ -138,7 +138,8 @@ impl GuestMemory {
     }
 
     /// Returns the address of guest-physical `addr` in this process, and the number of the `len`
-    /// bytes from there on that lie in the same region. `hint` caches the index of the last region.
+    /// bytes from there on that lie in the same region; `None` if no region contains `addr`. `hint`
+    /// caches the index of the last region.
     #[inline]
     pub fn locate(&self, addr: u64, len: u64, hint: &mut usize) -> Option<(*mut u8, u64)> {
         let region = match self.regions.get(*hint) {

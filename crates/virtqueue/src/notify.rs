@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Stage *notify*: the event-index comparison (section 2.7.10).
+//! Stage *notify*: the event-index comparison (sections 2.7.7 and 2.8.10).
 
 /// Returns whether an index that moved from `old` to `new` passed `event`, the entry at which the
 /// other side asked for a notification.

@@ -2,7 +2,7 @@
 //! Packed virtqueues, device side (section 2.8).
 
 use crate::RingFault;
-use crate::chain::{Chain, ChainHead, desc_from_le};
+use crate::chain::{Chain, ChainHead, buffer_of, packed_desc_from_le};
 use crate::dirty_log::DirtyLog;
 use crate::memory::GuestMemory;
 use crate::notify::passed;
@@ -13,7 +13,6 @@ use virtio_spec::packed::{
     DESC_F_AVAIL, DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_USED, DESC_F_WRITE, Desc, EVENT_DESC,
     EVENT_DISABLE, EVENT_ENABLE,
 };
-use virtio_spec::split;
 
 /// Byte offsets in a descriptor and in an event suppression structure.
 const LEN_OFFSET: usize = 8;
@@ -22,13 +21,6 @@ pub(crate) const FLAGS_OFFSET: usize = 14;
 /// The base of a new ring: both wrap counters are 1 (section 2.8.1).
 pub(crate) const BASE_OF_NEW: u32 = 0x8000_8000;
 const EVENT_FLAGS_OFFSET: usize = 2;
-
-/// Decodes a descriptor of the ring.
-#[inline]
-fn desc_from_ring(words: [u64; 2]) -> Desc {
-    let split::Desc { addr, len, flags: id, next: flags } = desc_from_le(words);
-    Desc { addr, len, id, flags }
-}
 
 /// A position in the ring: descriptor offset and wrap counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,20 +92,21 @@ impl PackedQueue {
         Ok(Some(head))
     }
 
-    /// Moves the queue to the used position of a previous owner, which had so many descriptors in flight. Its used
-    /// entries of a batch that it did not publish become available again: the driver would take them as soon as this
-    /// queue has used the entries before.
+    /// Moves the queue to the used position of a previous owner with `descs` descriptors in flight.
+    /// Restores the available flags of used entries that it wrote but did not publish: the driver
+    /// would otherwise accept them after this queue's next publication.
     pub(crate) fn resume(&mut self, used: Position, descs: usize) {
         self.next_used = used;
         self.next_avail = used;
         for _ in 0..descs {
-            self.take_back(self.next_avail);
+            self.restore_available(self.next_avail);
             self.next_avail.advance(1, self.size);
         }
     }
 
-    /// Makes the entry at `at` available, if it was written as used. The driver has not come that far.
-    fn take_back(&mut self, at: Position) {
+    /// Restores the available flags of an unpublished used entry. The driver has not read it: the
+    /// first entry of that batch is still unpublished.
+    fn restore_available(&mut self, at: Position) {
         if !self.was_used_at(at) {
             return;
         }
@@ -160,7 +153,7 @@ impl PackedQueue {
     fn walk(&mut self, chain: &mut Chain) -> Result<ChainHead, RingFault> {
         let mut at = self.next_avail;
         for descs in 1..=self.size {
-            let desc = desc_from_ring(self.desc.load_desc(at.offset));
+            let desc = packed_desc_from_le(self.desc.load_desc(at.offset));
             if self.add(desc, descs, chain)? {
                 return Ok(ChainHead { id: desc.id, descs });
             }
@@ -175,12 +168,12 @@ impl PackedQueue {
         if self.keep_descriptors {
             chain.keep(desc);
         }
-        let buffer = split::Desc { addr: desc.addr, len: desc.len, flags: desc.flags, next: 0 };
+        let buffer = buffer_of(&desc);
         if desc.flags & DESC_F_INDIRECT != 0 {
             if !self.indirect || position > 1 || desc.flags & DESC_F_NEXT != 0 {
                 return Err(RingFault::Indirect { len: desc.len });
             }
-            chain.add_indirect(&buffer, true, &self.memory, &mut self.hint)?;
+            chain.add_indirect_packed(&buffer, &self.memory, &mut self.hint)?;
             return Ok(true);
         }
         chain.add(&buffer, &self.memory, &mut self.hint)?;

@@ -24,7 +24,7 @@ pub enum Layout {
 
 /// A chain that a previous daemon took and did not return (vhost-user, "Inflight I/O tracking").
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Resubmit {
+pub enum InflightChain {
     /// Split: the head. The descriptor table still holds the chain.
     Split {
         /// Index of the head descriptor.
@@ -51,8 +51,8 @@ pub enum QueueError {
         /// Its address in the front-end.
         addr: u64,
     },
-    /// A base that points outside a packed ring.
-    #[error("vring base {0:#x} points outside the ring")]
+    /// A base above 65535 (split) or with an offset outside the ring (packed).
+    #[error("vring base {0:#x} is not valid for this ring")]
     Base(u32),
 }
 
@@ -71,7 +71,9 @@ pub struct RingSetup {
     pub avail_addr: u64,
     /// Address in the front-end of the used ring (packed: the device event suppression structure).
     pub used_addr: u64,
-    /// First position to serve, in the form of vhost-user's SET_VRING_BASE.
+    /// First position to serve. Split: index of the next avail entry. Packed: bits 0 to 15 next
+    /// avail position, bits 16 to 31 next used position; bit 15 of each is the wrap counter
+    /// (vhost-user, "VHOST_USER_SET_VRING_BASE").
     pub base: u32,
     /// INDIRECT_DESC was negotiated.
     pub indirect: bool,
@@ -151,10 +153,10 @@ impl VirtQueue {
     /// Keeps a taken chain in flight, to be taken again by [`VirtQueue::take_resubmitted`]. A packed
     /// queue needs [`RingSetup::keep_descriptors`].
     #[cold]
-    pub fn keep(&self, head: ChainHead, chain: &Chain) -> Resubmit {
+    pub fn keep(&self, head: ChainHead, chain: &Chain) -> InflightChain {
         match &self.ring {
-            Ring::Split(_) => Resubmit::Split { head: head.id() },
-            Ring::Packed(_) => Resubmit::Packed { descs: chain.ring_descriptors().to_vec() },
+            Ring::Split(_) => InflightChain::Split { head: head.id() },
+            Ring::Packed(_) => InflightChain::Packed { descs: chain.ring_descriptors().to_vec() },
         }
     }
 
@@ -165,12 +167,14 @@ impl VirtQueue {
     #[cold]
     pub fn take_resubmitted(
         &mut self,
-        again: &Resubmit,
+        inflight: &InflightChain,
         chain: &mut Chain,
     ) -> Result<ChainHead, RingFault> {
-        match (&mut self.ring, again) {
-            (Ring::Split(queue), Resubmit::Split { head }) => queue.take_resubmitted(*head, chain),
-            (Ring::Packed(queue), Resubmit::Packed { descs }) => {
+        match (&mut self.ring, inflight) {
+            (Ring::Split(queue), InflightChain::Split { head }) => {
+                queue.take_resubmitted(*head, chain)
+            }
+            (Ring::Packed(queue), InflightChain::Packed { descs }) => {
                 queue.take_resubmitted(descs, chain)
             }
             _ => Err(RingFault::WrongLayout),
@@ -180,16 +184,16 @@ impl VirtQueue {
     /// Moves the queue to the position of a previous daemon: `used_index` in the form of
     /// [`VirtQueue::used_index`], plus the chains that it had `taken`. A split queue reads its used
     /// index from the ring and ignores `used_index`.
-    pub fn resume(&mut self, used_index: u16, taken: &[Resubmit]) {
+    pub fn resume(&mut self, used_index: u16, taken: &[InflightChain]) {
         match &mut self.ring {
             Ring::Split(queue) => {
                 queue.next_avail = queue.next_used.wrapping_add(taken.len() as u16);
                 queue.seen_avail = queue.next_avail;
             }
             Ring::Packed(queue) => {
-                let descs = taken.iter().map(|again| match again {
-                    Resubmit::Packed { descs } => descs.len(),
-                    Resubmit::Split { .. } => 0,
+                let descs = taken.iter().map(|inflight| match inflight {
+                    InflightChain::Packed { descs } => descs.len(),
+                    InflightChain::Split { .. } => 0,
                 });
                 queue.resume(Position::from_bits(used_index), descs.sum());
             }
@@ -245,7 +249,7 @@ impl VirtQueue {
     }
 
     /// Stage *notify*: returns whether the driver asked for a call for an entry that was published
-    /// since the previous call of this function (sections 2.7.7 and 2.8.7).
+    /// since `needs_call` last ran (sections 2.7.7 and 2.8.10).
     #[inline]
     pub fn needs_call(&mut self) -> bool {
         each_layout!(self, queue => queue.needs_call())
@@ -276,7 +280,9 @@ impl VirtQueue {
         }
     }
 
-    /// The next position to serve, in the form of vhost-user's GET_VRING_BASE.
+    /// The next position to serve, in the form of [`RingSetup::base`]. Split: index of the next
+    /// avail entry. Packed: bits 0 to 15 next avail position, bits 16 to 31 next used position; bit
+    /// 15 of each is the wrap counter (vhost-user, "VHOST_USER_SET_VRING_BASE").
     pub fn base(&self) -> u32 {
         match &self.ring {
             Ring::Split(queue) => u32::from(queue.next_avail),
@@ -344,7 +350,7 @@ fn start_split(setup: &RingSetup) -> Result<SplitQueue, QueueError> {
         seen_avail: next_avail,
         next_used,
         published: next_used,
-        called: next_used,
+        signalled_used: next_used,
         memory: Arc::clone(&setup.memory),
         hint: 0,
         log: setup.log.clone().map(|log| (log, used_log_addr)),

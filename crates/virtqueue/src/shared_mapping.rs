@@ -3,7 +3,7 @@
 // UNSAFETY: calls `madvise` for a new mapping.
 #![expect(unsafe_code)]
 
-use crate::address_space::Share;
+use crate::address_space::Reservation;
 use crate::guard::{Guard, MAPPINGS_MAX, Pages, any_lost};
 use rustix::fs::{fcntl_get_seals, fstatfs};
 use rustix::mm::{Advice, madvise};
@@ -15,10 +15,11 @@ use vm_memory::{FileOffset, MmapRegion};
 /// A shared, writable mapping of a part of a file.
 #[derive(Debug)]
 pub struct SharedMapping {
-    // The fields are dropped in this order: the guard before the mapping, and the share after it.
+    // The fields are dropped in this order: the guard before the mapping, and the
+    // reservation after it.
     guard: Guard,
     mapping: MmapRegion,
-    _share: Share,
+    _reservation: Reservation,
     /// Bytes of the mapping before the part, and bytes of the part.
     part: (usize, usize),
 }
@@ -43,7 +44,7 @@ impl SharedMapping {
         let start = offset - offset % page_bytes;
         // Whole pages: `munmap` refuses a part of a huge one.
         let bytes = (end - start).next_multiple_of(page_bytes);
-        let share = Share::take(bytes)?;
+        let reservation = Reservation::take(bytes)?;
         let prot = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
         let place = FileOffset::new(file, start);
@@ -62,7 +63,7 @@ impl SharedMapping {
         let guard =
             guard.ok_or_else(|| format!("this process has {MAPPINGS_MAX} mappings already"))?;
         let part = ((offset - start) as usize, len as usize);
-        Ok(SharedMapping { guard, mapping, _share: share, part })
+        Ok(SharedMapping { guard, mapping, _reservation: reservation, part })
     }
 
     /// Address of the first byte in this process.

@@ -29,8 +29,8 @@ pub(crate) struct SplitQueue {
     pub(crate) next_used: u16,
     /// `used.idx` as last published.
     pub(crate) published: u16,
-    /// `used.idx` when a call was last considered.
-    pub(crate) called: u16,
+    /// `used.idx` at the last `needs_call`.
+    pub(crate) signalled_used: u16,
     pub(crate) memory: Arc<GuestMemory>,
     pub(crate) hint: usize,
     pub(crate) log: Option<(Arc<DirtyLog>, u64)>,
@@ -53,10 +53,10 @@ impl SplitQueue {
         Ok(ahead != 0)
     }
 
-    /// The chains that the driver has made available and the device has not taken; of a faulty index,
-    /// which the next look refuses, the size.
+    /// Returns the number of available chains; at most `size`, also if the index is faulty.
+    /// [`SplitQueue::has_avail`] reports that fault.
     pub(crate) fn available(&self) -> u16 {
-        // No entry is read after this, so that it pairs with nothing.
+        // Relaxed: the caller reads no ring entry after this load.
         let avail_idx = self.avail.load_u16(IDX_OFFSET, Ordering::Relaxed);
         avail_idx.wrapping_sub(self.next_avail).min(self.size)
     }
@@ -96,7 +96,7 @@ impl SplitQueue {
                 if !self.indirect || desc.flags & DESC_F_NEXT != 0 {
                     return Err(RingFault::Indirect { len: desc.len });
                 }
-                return chain.add_indirect(&desc, false, &self.memory, &mut self.hint);
+                return chain.add_indirect_split(&desc, &self.memory, &mut self.hint);
             }
             chain.add(&desc, &self.memory, &mut self.hint)?;
             if desc.flags & DESC_F_NEXT == 0 {
@@ -128,11 +128,11 @@ impl SplitQueue {
 
     #[inline]
     pub(crate) fn needs_call(&mut self) -> bool {
-        let (old, new) = (self.called, self.published);
+        let (old, new) = (self.signalled_used, self.published);
         if old == new {
             return false;
         }
-        self.called = new;
+        self.signalled_used = new;
         // Pairs with the driver's fence between its store of `used_event` (or the flag) and its
         // last read of `used.idx`: one side sees the store of the other.
         fence(Ordering::SeqCst);
@@ -171,8 +171,8 @@ impl SplitQueue {
         fence(Ordering::SeqCst);
     }
 
-    /// Asks for no kicks. With EVENT_IDX that is an entry that the driver has passed: an `arm` without
-    /// a kick since then would be answered by a kick otherwise.
+    /// Asks for no kicks. With EVENT_IDX it sets `avail_event` to an entry that the driver has
+    /// passed: the value of an earlier `arm` would still cause a kick.
     pub(crate) fn suppress(&mut self) {
         if self.event_idx {
             self.ask_for_kick_at(self.next_avail.wrapping_sub(1));

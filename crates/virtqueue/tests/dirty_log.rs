@@ -105,10 +105,10 @@ fn taking_a_chain_marks_nothing_and_lists_its_writable_ranges() {
     offer_split(&arena, areas, &[0]);
     let mut chain = Chain::default();
     let head = take(&mut queue, &mut chain);
-    assert_eq!(chain.written(), [(HIGH - 100, 100), (HIGH, 100), (LOW + 0x6000, 513)]);
+    assert_eq!(chain.writable_ranges(), [(HIGH - 100, 100), (HIGH, 100), (LOW + 0x6000, 513)]);
     let status = chain.take_status().unwrap();
     assert_eq!(status.guest_addr(), Some(LOW + 0x6000 + 512));
-    assert_eq!(chain.written(), [(HIGH - 100, 100), (HIGH, 100), (LOW + 0x6000, 512)]);
+    assert_eq!(chain.writable_ranges(), [(HIGH - 100, 100), (HIGH, 100), (LOW + 0x6000, 512)]);
     assert_eq!(drain_log(&file), [0u64; 0]);
     head.abandon();
 }
@@ -122,7 +122,7 @@ fn without_a_log_no_range_is_listed() {
     offer_split(&arena, areas, &[0]);
     let mut chain = Chain::default();
     take(&mut queue, &mut chain).abandon();
-    assert!(chain.written().is_empty());
+    assert!(chain.writable_ranges().is_empty());
     assert_eq!(chain.take_status().unwrap().guest_addr(), None);
 }
 

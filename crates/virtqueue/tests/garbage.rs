@@ -62,7 +62,7 @@ fn take_all(
                 let (readable, writable) = arena.chain_ranges(&mut chain);
                 let bytes = (chain.readable_bytes(), chain.writable_bytes());
                 assert_eq!(bytes, (common::sum(&readable), common::sum(&writable)));
-                let (id, descriptors) = (head.id(), head.ring_descriptors());
+                let (id, descriptors) = (head.id(), head.descriptor_count());
                 let found = Found { id, descriptors, readable, writable };
                 assert_eq!(expected, Ok(Some(found)));
                 queue.push_used(head, 1);

@@ -246,7 +246,7 @@ fn loop_and_next_beyond_a_table_are_faults() {
     split.arena.write_desc(TABLES, 0, (LOW, 8), NEXT, 2);
     assert_eq!(split.fault(0), RingFault::DescriptorIndex { index: 2, size: 2 });
     split.arena.write_desc(TABLES, 0, (LOW, 8), NEXT, 0);
-    let limit = virtqueue::chain::CHAIN_DESCRIPTORS_MIN_BOUND;
+    let limit = virtqueue::chain::CHAIN_DESCRIPTORS_MIN;
     assert_eq!(split.fault(0), RingFault::ChainTooLong { limit });
 }
 
@@ -270,7 +270,7 @@ fn buffers_that_span_many_small_regions_are_a_fault() {
     assert_eq!((chain.segments(), chain.readable_bytes()), (1024, 1024));
     arena.write_desc(table, 3, (HIGH, 256), NEXT, 4);
     arena.write_desc(table, 4, (HIGH, 256), 0, 0);
-    assert_eq!(queue.take(&mut chain), Err(RingFault::ChainInPieces { limit: 1024 }));
+    assert_eq!(queue.take(&mut chain), Err(RingFault::ChainTooFragmented { limit: 1024 }));
     assert_eq!(queue.base(), 1);
 }
 

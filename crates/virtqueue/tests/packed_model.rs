@@ -218,7 +218,7 @@ impl World {
         assert_eq!(head.is_some(), expected.is_some());
         let Some(head) = head else { return };
         let (readable, writable) = self.arena.chain_ranges(&mut self.chain);
-        let (id, descriptors) = (head.id(), head.ring_descriptors());
+        let (id, descriptors) = (head.id(), head.descriptor_count());
         let found = Found { id, descriptors, readable, writable };
         assert_eq!(Some(&found), expected.as_ref());
         assert_eq!(found, self.open[usize::from(id)].as_ref().unwrap().found);
@@ -236,7 +236,7 @@ impl World {
                 break;
             }
             let head = self.taken.swap_remove(pick.index(self.taken.len()));
-            self.used_at += u64::from(head.ring_descriptors());
+            self.used_at += u64::from(head.descriptor_count());
             self.open[usize::from(head.id())].as_mut().unwrap().written = Some(*written);
             self.device.push_used(head, *written);
             assert!(!self.shows_used(), "a used entry is seen before publish");
@@ -342,7 +342,7 @@ fn kept_descriptors_are_those_of_the_ring() {
     }
     let mut chain = Chain::default();
     let head = device.take(&mut chain).unwrap().unwrap();
-    assert_eq!((head.id(), head.ring_descriptors()), (5, 2));
+    assert_eq!((head.id(), head.descriptor_count()), (5, 2));
     let kept: Vec<_> =
         chain.ring_descriptors().iter().map(|d| (d.addr, d.len, d.id, d.flags)).collect();
     assert_eq!(kept, words);

@@ -6,7 +6,7 @@ mod common;
 
 use common::{Arena, LOW, RINGS, TABLES};
 use virtio_spec::packed::Desc;
-use virtqueue::{Chain, Layout, Resubmit, RingFault, RingSetup, VirtQueue};
+use virtqueue::{Chain, InflightChain, Layout, RingFault, RingSetup, VirtQueue};
 
 const NEXT: u16 = 1;
 const WRITE: u16 = 2;
@@ -36,7 +36,7 @@ fn desc(addr: u64, len: u32, id: u16, flags: u16) -> Desc {
 fn split_queue_goes_on_behind_the_chains_taken_before() {
     let arena = Arena::new();
     let mut queue = split(&arena, 0xfffe);
-    let taken = [5, 1, 3].map(|head| Resubmit::Split { head });
+    let taken = [5, 1, 3].map(|head| InflightChain::Split { head });
     queue.resume(queue.used_index(), &taken);
     assert_eq!((queue.base(), queue.used_index()), (1, 0xfffe));
 }
@@ -45,7 +45,7 @@ fn split_queue_goes_on_behind_the_chains_taken_before() {
 fn split_chain_is_taken_again_without_moving_the_queue() {
     let arena = Arena::new();
     let mut queue = split(&arena, 4);
-    let again = Resubmit::Split { head: 5 };
+    let again = InflightChain::Split { head: 5 };
     queue.resume(4, std::slice::from_ref(&again));
     let mut chain = Chain::default();
     let head = queue.take_resubmitted(&again, &mut chain).unwrap();
@@ -62,7 +62,7 @@ fn split_chain_is_taken_again_without_moving_the_queue() {
 fn split_head_that_makes_no_sense_is_a_fault() {
     let arena = Arena::new();
     let mut queue = split(&arena, 0);
-    let fault = queue.take_resubmitted(&Resubmit::Split { head: 8 }, &mut Chain::default());
+    let fault = queue.take_resubmitted(&InflightChain::Split { head: 8 }, &mut Chain::default());
     assert_eq!(fault, Err(RingFault::DescriptorIndex { index: 8, size: 8 }));
 }
 
@@ -71,7 +71,8 @@ fn packed_queue_goes_on_behind_the_descriptors_taken_before() {
     let arena = Arena::new();
     let mut queue = packed(&arena);
     let three = vec![desc(LOW, 1, 0, NEXT), desc(LOW, 1, 0, NEXT), desc(LOW, 1, 4, 0)];
-    let taken = [Resubmit::Packed { descs: three.clone() }, Resubmit::Packed { descs: three }];
+    let taken =
+        [InflightChain::Packed { descs: three.clone() }, InflightChain::Packed { descs: three }];
     // Used at 5 of 7 in the first lap; six descriptors on: 4 in the second.
     queue.resume(0x8005, &taken);
     assert_eq!(queue.base(), 0x8005_0004);
@@ -100,7 +101,7 @@ fn packed_entries_of_a_batch_that_was_not_published_become_available_again() {
                 let (offset, wrap) = position(id);
                 let flags = WRITE | if wrap { AVAIL } else { USED };
                 arena.write_desc(RINGS, offset, (LOW, 512), id, flags);
-                Resubmit::Packed { descs: vec![desc(LOW, 512, id, flags)] }
+                InflightChain::Packed { descs: vec![desc(LOW, 512, id, flags)] }
             })
             .collect();
         let mut chain = Chain::default();
@@ -129,8 +130,8 @@ fn packed_chain_is_taken_again_from_its_copy_not_from_the_ring() {
     arena.write(RINGS, &[0xff; 7 * 16]);
     let descs = vec![desc(LOW, 16, 0xdead, NEXT), desc(LOW + 64, 513, 3, WRITE)];
     let mut chain = Chain::default();
-    let head = queue.take_resubmitted(&Resubmit::Packed { descs }, &mut chain).unwrap();
-    assert_eq!((head.id(), head.ring_descriptors()), (3, 2));
+    let head = queue.take_resubmitted(&InflightChain::Packed { descs }, &mut chain).unwrap();
+    assert_eq!((head.id(), head.descriptor_count()), (3, 2));
     assert_eq!(arena.chain_ranges(&mut chain), (vec![(LOW, 16)], vec![(LOW + 64, 513)]));
     head.abandon();
 }
@@ -144,8 +145,8 @@ fn packed_indirect_chain_is_taken_again_from_its_table() {
     arena.write_desc(TABLES, 1, (LOW + 64, 1), 0xdead, WRITE);
     let descs = vec![desc(TABLES, 32, 6, INDIRECT)];
     let mut chain = Chain::default();
-    let head = queue.take_resubmitted(&Resubmit::Packed { descs }, &mut chain).unwrap();
-    assert_eq!((head.id(), head.ring_descriptors()), (6, 1));
+    let head = queue.take_resubmitted(&InflightChain::Packed { descs }, &mut chain).unwrap();
+    assert_eq!((head.id(), head.descriptor_count()), (6, 1));
     assert_eq!(arena.chain_ranges(&mut chain), (vec![(LOW, 16)], vec![(LOW + 64, 1)]));
     head.abandon();
 }
@@ -156,7 +157,7 @@ fn packed_copy_without_an_end_or_of_nothing_is_a_fault() {
     let mut queue = packed(&arena);
     for descs in [vec![], vec![desc(LOW, 1, 0, NEXT)], vec![desc(LOW, 1, 0, NEXT); 7]] {
         let limit = descs.len() as u32;
-        let again = Resubmit::Packed { descs };
+        let again = InflightChain::Packed { descs };
         let fault = queue.take_resubmitted(&again, &mut Chain::default());
         assert_eq!(fault, Err(RingFault::ChainTooLong { limit }));
     }
@@ -165,9 +166,9 @@ fn packed_copy_without_an_end_or_of_nothing_is_a_fault() {
 #[test]
 fn chain_of_the_other_layout_is_a_fault() {
     let arena = Arena::new();
-    let other = Resubmit::Packed { descs: vec![desc(LOW, 1, 0, 0)] };
+    let other = InflightChain::Packed { descs: vec![desc(LOW, 1, 0, 0)] };
     assert!(split(&arena, 0).take_resubmitted(&other, &mut Chain::default()).is_err());
-    let other = Resubmit::Split { head: 0 };
+    let other = InflightChain::Split { head: 0 };
     assert!(packed(&arena).take_resubmitted(&other, &mut Chain::default()).is_err());
 }
 

@@ -207,7 +207,7 @@ impl World {
         assert_eq!(head.is_some(), expected.is_some());
         let (Some(head), Some(expected)) = (head, expected) else { return };
         assert_eq!(head.id(), expected.head_index());
-        assert_eq!(head.ring_descriptors(), 1);
+        assert_eq!(head.descriptor_count(), 1);
         let part = |writable: bool| {
             let descs = expected.clone().filter(move |desc| desc.is_write_only() == writable);
             joined(descs.map(|desc| (desc.addr().raw_value(), u64::from(desc.len()))))

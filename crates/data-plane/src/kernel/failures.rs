@@ -27,23 +27,23 @@ pub(super) struct FailureWatch {
     /// Dropped to end the thread.
     running: Option<mpsc::Sender<()>>,
     thread: Option<JoinHandle<()>>,
-    teller: Arc<Teller>,
+    reporter: Arc<Reporter>,
 }
 
-/// Fetches failures and tells them.
-struct Teller {
+/// Fetches failures and reports them.
+struct Reporter {
     device: VhostBlk,
     disk: Arc<dyn Disk>,
     health: Arc<Health>,
-    /// Held from the fetch of failures until their events are sent: when `tell` returns, all earlier failures have been
-    /// reported.
-    turn: Mutex<()>,
+    /// Held from the fetch of failures until their events are sent: when `report` returns, all
+    /// earlier failures have been reported.
+    reporting: Mutex<()>,
 }
 
-impl Teller {
-    fn tell(&self) {
-        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
-        tell(self.device.failure(), (&*self.disk, &self.health));
+impl Reporter {
+    fn report(&self) {
+        let _reporting = self.reporting.lock().unwrap_or_else(PoisonError::into_inner);
+        report(self.device.failure(), (&*self.disk, &self.health));
     }
 }
 
@@ -61,18 +61,18 @@ impl FailureWatch {
             (event.try_clone().map_err(failed)?, device.try_clone().map_err(failed)?);
         // Without an interval, so that a halt is reported at once. Each failure that does not halt costs an ioctl.
         let interval = if health.can_halt() { Duration::ZERO } else { INTERVAL };
-        let teller = Arc::new(Teller { device, disk, health, turn: Mutex::default() });
-        let told = Arc::clone(&teller);
+        let reporter = Arc::new(Reporter { device, disk, health, reporting: Mutex::default() });
+        let of_thread = Arc::clone(&reporter);
         let thread = std::thread::Builder::new()
             .name("kernel-failures".into())
-            .spawn(move || watch(|| told.tell(), interval, &waited, &ended))
+            .spawn(move || watch(|| of_thread.report(), interval, &waited, &ended))
             .map_err(failed)?;
-        Ok(FailureWatch { event, running: Some(running), thread: Some(thread), teller })
+        Ok(FailureWatch { event, running: Some(running), thread: Some(thread), reporter })
     }
 
-    /// Tells all failures so far.
-    pub(super) fn tell_now(&self) {
-        self.teller.tell();
+    /// Reports all failures so far.
+    pub(super) fn report_now(&self) {
+        self.reporter.report();
     }
 }
 
@@ -86,18 +86,18 @@ impl Drop for FailureWatch {
     }
 }
 
-/// Tells failures until the sender of `ended` is dropped. Asks once more after that, when the queues
-/// have drained: a sync that failed since the last line must not be forgotten.
-fn watch(tell: impl Fn(), interval: Duration, event: &EventFd, ended: &mpsc::Receiver<()>) {
+/// Reports failures until the sender of `ended` is dropped. Asks once more after that, when the
+/// queues have drained: a sync that failed since the last line must not be forgotten.
+fn watch(report: impl Fn(), interval: Duration, event: &EventFd, ended: &mpsc::Receiver<()>) {
     while event.read().is_ok() {
-        tell();
+        report();
         if ended.recv_timeout(interval) == Err(RecvTimeoutError::Disconnected) {
-            return tell();
+            return report();
         }
     }
 }
 
-fn tell(failures: Result<abi::Failure, KernelError>, (disk, health): (&dyn Disk, &Health)) {
+fn report(failures: Result<abi::Failure, KernelError>, (disk, health): (&dyn Disk, &Health)) {
     match failures {
         Ok(failure) => {
             if failure.kinds & !abi::FAILURE_HALTED != 0 {
@@ -229,7 +229,7 @@ mod tests {
         };
         event.write(1).unwrap();
         let health = Health::default();
-        watch(|| tell(next(), (&disk, &health)), INTERVAL, &event, &ended);
+        watch(|| report(next(), (&disk, &health)), INTERVAL, &event, &ended);
         assert_eq!(disk.0.load(Ordering::Relaxed), 1);
         assert_eq!(health.report().failures, [6, 0, 0, 0, 0]);
     }
@@ -240,14 +240,14 @@ mod tests {
         let (halt_type, halt_error) = (blk::T_OUT, libc::EIO as u32);
         let request = abi::Failure { halt_type, halt_error, halt_sector: 77, ..failure(0, 0, 0) };
         let halted = abi::Failure { kinds: abi::FAILURE_HALTED, halt_bytes: 4096, ..request };
-        tell(Ok(halted), (&disk, &health));
-        let report = health.report();
-        let reason = report.halt.expect("it is halted").reason;
+        report(Ok(halted), (&disk, &health));
+        let shown = health.report();
+        let reason = shown.halt.expect("it is halted").reason;
         assert!(reason.starts_with("a write of 4096 bytes at sector 77 failed"), "{reason}");
-        assert_eq!(report.failures, [0; 5]);
+        assert_eq!(shown.failures, [0; 5]);
         health.resume();
         assert!(health.can_flush_halt());
-        tell(Ok(abi::Failure { halt_type: blk::T_FLUSH, ..halted }), (&disk, &health));
+        report(Ok(abi::Failure { halt_type: blk::T_FLUSH, ..halted }), (&disk, &health));
         assert!(health.is_halted() && !health.can_flush_halt());
     }
 

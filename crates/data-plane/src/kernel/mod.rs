@@ -6,7 +6,7 @@
 //! changes only while all queues are stopped (guest memory, features, dirty log) therefore needs no
 //! update, and no state of a front-end outlives its queues.
 //!
-//! This module handles no request and reads no ring.
+//! This module takes no chain. It reads indices of a ring only before its queue starts.
 
 mod abi;
 mod address;
@@ -27,9 +27,7 @@ pub use device::DEVICE_PATH;
 use crate::error::{self, KernelError, QueueStartError};
 use crate::error_rules::{ErrorPolicies, ErrorRules};
 use crate::limits::{Limits, Share};
-use crate::plane::{
-    Coalesce, DataPlane, IoPoll, KeptRequests, QueueReport, QueueSetup, QueueState,
-};
+use crate::plane::{AtStop, Coalesce, DataPlane, IoPoll, QueueReport, QueueSetup, QueueState};
 use backend::Disk;
 use device::VhostBlk;
 use run::Run;
@@ -58,7 +56,7 @@ pub struct KernelOptions {
     pub coalesce: Coalesce,
     /// Chains that a queue takes before it looks for completions, and completions that it publishes
     /// together, at most 64; `None`: the module decides.
-    pub portion: Option<usize>,
+    pub batch_size: Option<usize>,
     /// Use the block device's poll queues.
     pub iopoll: IoPoll,
     /// Maximum data segments of a request that the device offers.
@@ -217,7 +215,7 @@ impl DataPlane for KernelPlane {
     /// If these are all running queues, one ioctl stops and drains them together. Requests that failed
     /// and halted the disk are in [`QueueState::left`], or in the in-flight region: the module cannot
     /// carry them out or answer them.
-    fn stop_queues(&mut self, indices: &[u16], _: KeptRequests) -> Vec<QueueState> {
+    fn stop_queues(&mut self, indices: &[u16], _: AtStop) -> Vec<QueueState> {
         let Some(run) = &mut self.run else { return Vec::new() };
         if run.is_all(indices.len()) {
             run.stop_all();

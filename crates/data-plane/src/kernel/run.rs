@@ -21,7 +21,7 @@ use std::num::NonZeroU64;
 use std::sync::Arc;
 use vhost::VhostBackend;
 use virtio_blk::DiskView;
-use virtqueue::{DirtyLog, GuestMemory, Resubmit};
+use virtqueue::{DirtyLog, GuestMemory, InflightChain};
 
 /// The open device while queues run on it. Fields are dropped in this order.
 pub(super) struct Run {
@@ -106,7 +106,7 @@ impl Run {
         let flags = wanted_flags(&**disk, options, &info) | halt::flags(&setup.health);
         let limits = disk.info();
         let sectors = |range: Option<backend::RangeLimits>| range.map_or(0, |it| it.sectors_max);
-        let batch = options.portion.filter(|_| flags & abi::OPT_BATCH != 0);
+        let batch = options.batch_size.filter(|_| flags & abi::OPT_BATCH != 0);
         let set = abi::Options {
             flags,
             max_discard_sectors: sectors(limits.discard),
@@ -257,7 +257,7 @@ impl Run {
         let stopped: Vec<Stopped> = indices.iter().map(|index| self.stop_queue(*index)).collect();
         if self.health.can_halt() {
             // A halt must be known before the kept requests go elsewhere.
-            self.failures.tell_now();
+            self.failures.report_now();
         }
         // A stopped queue keeps its counters until its next start.
         let lines = self.counters().unwrap_or_else(|error| {
@@ -274,7 +274,7 @@ impl Run {
             left: match stopped.region {
                 // It records the chains.
                 true => Vec::new(),
-                false => stopped.kept.iter().map(|&head| Resubmit::Split { head }).collect(),
+                false => stopped.kept.iter().map(|&head| InflightChain::Split { head }).collect(),
             },
         };
         indices.iter().zip(stopped).map(state).collect()
@@ -422,7 +422,7 @@ fn wanted_flags(disk: &dyn Disk, options: &KernelOptions, info: &abi::Info) -> u
         (abi::OPT_NO_UNMAP, compat::keeps_space(&disk.info())),
         (abi::OPT_COALESCE, options.coalesce == Coalesce::On),
         (abi::OPT_COALESCE_AUTO, options.coalesce == Coalesce::Auto),
-        (abi::OPT_BATCH, options.portion.is_some()),
+        (abi::OPT_BATCH, options.batch_size.is_some()),
     ];
     let flags = wanted.iter().filter(|(_, on)| *on).fold(0, |flags, (flag, _)| flags | flag);
     // An older module calls at once, which is right, too.

@@ -120,34 +120,34 @@ impl Module {
         self.records.set_trace(slower_than, &self.event)
     }
 
-    /// Tells records until the end of the run, and the ones of its last requests.
+    /// Reports records until the end of the run, and the ones of its last requests.
     fn follow(&self) {
         while self.event.read().is_ok() {
             // Pairs with the Release in the drop: all records are there.
             let is_last = self.is_ending.load(Ordering::Acquire);
-            self.tell_all();
+            self.report_all();
             if is_last {
                 return;
             }
         }
     }
 
-    fn tell_all(&self) {
+    fn report_all(&self) {
         loop {
             let record = match self.records.traced() {
                 Ok(record) => record,
                 Err(error) => {
-                    tracing::warn!(%error, "the kernel does not tell a slow request");
+                    tracing::warn!(%error, "the kernel does not report a slow request");
                     return;
                 }
             };
             if record.lost > 0 {
-                self.health.tell_traced(Traced::Lost(record.lost));
+                self.health.report_traced(Traced::Lost(record.lost));
             }
             if record.flags & abi::TRACED_VALID == 0 {
                 return;
             }
-            self.health.tell_traced(Traced::Slow(&request_of(&record)));
+            self.health.report_traced(Traced::Slow(&request_of(&record)));
         }
     }
 }

@@ -2,6 +2,7 @@
 //! Disks of a group: order, shares, debts, and the disks of the kernel plane.
 
 use super::*;
+use std::num::NonZeroU64;
 
 const SECOND: Nanos = 1_000_000_000;
 
@@ -22,13 +23,13 @@ fn served(shares: &[Arc<Share>], sizes: &[(u64, usize)], all: usize) -> Vec<usiz
     let limiter = shares[0].limiter();
     let wait = |disk: usize| (shares[disk].wait(), disk);
     let queues = sizes.iter().enumerate().flat_map(|(disk, (_, n))| vec![disk; *n]);
-    let mut waiting: Vec<(Place, usize)> = queues.map(wait).collect();
+    let mut waiting: Vec<(Ticket, usize)> = queues.map(wait).collect();
     let mut counts = vec![0; sizes.len()];
     while counts.iter().sum::<usize>() < all {
         limiter.test_time.store(limiter.now().max(limiter.opens_at()), Relaxed);
-        let next = waiting.iter().position(|(place, _)| limiter.ahead(*place, 1) == 0);
-        let (place, disk) = waiting.remove(next.expect("one is the first"));
-        limiter.serve(place);
+        let next = waiting.iter().position(|(ticket, _)| limiter.ahead(*ticket, 1) == 0);
+        let (ticket, disk) = waiting.remove(next.expect("one is the first"));
+        limiter.serve(ticket);
         match shares[disk].owes() {
             true => shares[disk].pay(limiter.now(), LEAD_MAX),
             false => {
@@ -38,7 +39,7 @@ fn served(shares: &[Arc<Share>], sizes: &[(u64, usize)], all: usize) -> Vec<usiz
         }
         waiting.push(wait(disk));
     }
-    waiting.iter().for_each(|(place, _)| limiter.leave(*place));
+    waiting.iter().for_each(|(ticket, _)| limiter.leave(*ticket));
     counts
 }
 

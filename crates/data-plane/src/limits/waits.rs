@@ -5,13 +5,12 @@ use super::{LEAD_MAX, Nanos};
 use std::collections::BTreeSet;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Time after which another queue of a disk pays its debt, because the one whose turn it is has not
-/// looked.
+/// Time after which another queue of a disk pays its debt, because the next payer has not looked.
 const PAYER_PATIENCE: Nanos = 5 * LEAD_MAX;
 
-/// The queues of a disk that wait, and the one that pays its debt in the name of the disk: with a place
-/// of each queue, the disk would have more turns than the others. The payer takes the next request, so it
-/// is the queue that has waited longest.
+/// The queues of a disk that wait, and the one that pays its debt in the name of the disk: with a
+/// ticket of each queue, the disk would take more often than the others. The payer takes the next
+/// request, so it is the queue that has waited longest.
 #[derive(Debug, Default)]
 pub(crate) struct Waits(Mutex<State>);
 
@@ -62,7 +61,7 @@ impl Waits {
     /// other one does, or any one if that one stays away for [`PAYER_PATIENCE`].
     pub(crate) fn duty(&self, wait: Wait, now: Nanos) -> Duty {
         let mut state = self.state();
-        // Another one may have given its turn up.
+        // Another queue may have removed this wait.
         state.waiting.insert(wait);
         let is_next = state.payer.is_none() && state.waiting.first() == Some(&wait);
         let is_left = now.saturating_sub(state.payer_due) >= PAYER_PATIENCE;
@@ -72,7 +71,7 @@ impl Waits {
             false => return Duty::Wait,
         };
         if is_left {
-            // Those before it have their turn again when they look.
+            // Those before it are in the order again when they look.
             state.waiting = state.waiting.split_off(&wait);
         }
         state.payer = Some(wait);

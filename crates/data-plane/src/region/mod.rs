@@ -21,7 +21,7 @@ use std::fs::File;
 use std::io;
 use std::sync::Arc;
 use virtio_spec::split::QUEUE_SIZE_MAX;
-use virtqueue::{Chain, ChainHead, Layout, Resubmit, SharedMapping, VirtQueue};
+use virtqueue::{Chain, ChainHead, InflightChain, Layout, SharedMapping, VirtQueue};
 
 /// Version of the layout.
 const VERSION: u16 = 1;
@@ -140,42 +140,43 @@ pub(crate) enum QueueRegion {
 
 impl QueueRegion {
     /// Opens the part of queue `index`. Returns it with the chains that a previous daemon left in
-    /// flight, and moves `ring` behind them: the caller must take these chains again first. Returns
-    /// `None` if the region has no room for the queue.
+    /// flight, and moves `virtqueue` behind them: the caller must take these chains again first.
+    /// Returns `None` if the region has no room for the queue.
     pub(crate) fn open(
         region: &Arc<InflightRegion>,
         layout: Layout,
         index: u16,
-        ring: &mut VirtQueue,
-    ) -> Option<(Self, Vec<Resubmit>)> {
-        let size = ring.size();
+        virtqueue: &mut VirtQueue,
+    ) -> Option<(Self, Vec<InflightChain>)> {
+        let size = virtqueue.size();
         let start = region.part_start(index, layout, size)?;
         let part = Part::new(region, start, region.part_bytes)?;
         // The record of a previous daemon overrides the front-end's base, which may be outdated.
         let (opened, left) = match layout {
             Layout::Split => {
-                let (part, heads) = split::SplitPart::open(part, size, ring.used_index());
+                let (part, heads) = split::SplitPart::open(part, size, virtqueue.used_index());
                 let resubmit = |heads: Vec<u16>| -> Vec<_> {
-                    heads.into_iter().map(|head| Resubmit::Split { head }).collect()
+                    heads.into_iter().map(|head| InflightChain::Split { head }).collect()
                 };
                 let left = heads.map(resubmit);
                 if let Some(left) = &left {
-                    ring.resume(ring.used_index(), left);
+                    virtqueue.resume(virtqueue.used_index(), left);
                 }
                 (QueueRegion::Split(part), left)
             }
             Layout::Packed => {
-                let left = packed::left(&part, size, |position| ring.was_used_at(position));
-                let used_index = left.as_ref().map_or(ring.used_index(), |left| left.used_index);
+                let left = packed::left(&part, size, |position| virtqueue.was_used_at(position));
+                let used_index =
+                    left.as_ref().map_or(virtqueue.used_index(), |left| left.used_index);
                 let chains = left.as_ref().map_or(&[][..], |left| &left.chains);
                 let part = packed::PackedPart::open(part, size, used_index, chains);
                 let resubmit = |left: packed::Left| -> Vec<_> {
                     let descs = left.chains.into_iter().map(|chain| chain.descs);
-                    descs.map(|descs| Resubmit::Packed { descs }).collect()
+                    descs.map(|descs| InflightChain::Packed { descs }).collect()
                 };
                 let left = left.map(resubmit);
                 if let Some(left) = &left {
-                    ring.resume(used_index, left);
+                    virtqueue.resume(used_index, left);
                 }
                 (QueueRegion::Packed(part), left)
             }
@@ -209,7 +210,7 @@ impl QueueRegion {
         }
     }
 
-    /// Records a chain before it is pushed to the used ring.
+    /// Records a chain before it is pushed to the used virtqueue.
     #[inline]
     pub(crate) fn pushing(&mut self, head: &ChainHead) {
         match self {

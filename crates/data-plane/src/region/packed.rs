@@ -179,8 +179,9 @@ impl PackedPart {
         self.part.is_lost()
     }
 
-    /// Records the ring descriptors of a chain. A driver that makes more descriptors available than
-    /// the ring holds, or reuses an id, gets no entry: its chains are then not recoverable.
+    /// Records the ring descriptors of a chain. Records nothing if the chain has more descriptors
+    /// than there are free entries: it is then not recoverable. If a driver reuses an id in flight,
+    /// `pushing` may free the entry of the other chain.
     pub(super) fn taken(&mut self, id: u16, descs: &[Desc]) {
         if descs.is_empty() || descs.len() > self.free_count {
             return;

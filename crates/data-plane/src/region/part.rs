@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Checked stores to one queue's part of the in-flight region.
+//! Checked loads and stores of one queue's part of the in-flight region.
 // UNSAFETY: the region is memory shared with the front-end. `cell` checks every access against the
 // part.
 #![expect(unsafe_code)]
@@ -44,7 +44,8 @@ impl Part {
 
     #[inline]
     pub(super) fn store_u16(&self, offset: usize, value: u16) {
-        // SAFETY: as above; the mapping is page-aligned and `start` a multiple of 8.
+        // SAFETY: as above. The region begins at a multiple of 8 (`InflightRegion::map` checks the
+        // offset), `start` is a multiple of 64, and `cell` checks `offset`: the address is aligned.
         unsafe { AtomicU16::from_ptr(self.cell(offset)) }.store(value.to_le(), Ordering::Relaxed);
     }
 

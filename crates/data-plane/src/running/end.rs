@@ -49,7 +49,7 @@ impl RunningQueue {
     /// The state for the control plane. The thread adds its own choices.
     pub(crate) fn state(&self) -> QueueState {
         QueueState {
-            base: self.ring.base(),
+            base: self.virtqueue.base(),
             stats: self.stats,
             inflight: self.requests.in_flight().into(),
             choices: Choices { batch_size: 0, coalescing: self.calls.is_chosen() },

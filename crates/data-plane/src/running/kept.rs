@@ -12,16 +12,15 @@ use super::RunningQueue;
 use crate::failure::StorageFailure;
 use crate::health::Verdict;
 use crate::latency::Clock;
-use crate::plane::KeptRequests;
 use crate::request_table::Taken;
 use backend::{Io, IoError};
 use virtio_blk::{Completion, Kind, Request};
 
 impl RunningQueue {
-    /// Judges the failed I/O of a request. Halts the disk if its policy says so; returns whether the
-    /// request must be kept: a queue with a ring fault would never take it again.
+    /// Counts and judges the failed I/O of a request. Halts the disk if its policy says so. Returns
+    /// whether the request must be kept: a queue with a ring fault would never take it again.
     #[cold]
-    pub(crate) fn halts(&mut self, kind: Kind, io: &Io, error: IoError) -> bool {
+    pub(crate) fn handle_failure(&mut self, kind: Kind, io: &Io, error: IoError) -> bool {
         if let Some(failure) = StorageFailure::of_io(kind, io.offset_bytes, error) {
             self.stats.failures[failure.kind as usize] += 1;
             self.health.failed(failure);
@@ -40,19 +39,15 @@ impl RunningQueue {
         self.inflight_bytes -= request.kind.inflight_bytes();
         let index = taken.index();
         let head = self.requests.release(taken);
-        let again = self.ring.keep(head, &self.requests.entry(index).chain);
-        self.resubmit.push_back(again);
+        let inflight = self.virtqueue.keep(head, &self.requests.entry(index).chain);
+        self.resubmit.push_back(inflight);
     }
 
     /// Answers kept requests with an error, if the stop wants that and the disk is halted.
     #[cold]
     pub(crate) fn end_kept(&mut self, clock: &mut Clock) {
-        let answers = match self.ends_kept {
-            KeptRequests::Carry => false,
-            KeptRequests::Leave => self.region.is_none(),
-            KeptRequests::Answer => true,
-        };
-        if !self.halted || !answers || self.resubmit.is_empty() {
+        let fails = self.kept_at_stop.fails(self.region.is_some());
+        if !self.halted || !fails || self.resubmit.is_empty() {
             return;
         }
         self.recovering = 0; // none is carried out

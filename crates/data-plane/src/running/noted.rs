@@ -22,10 +22,11 @@ impl RunningQueue {
     /// Notes for the trace that a chain was taken; a new one, or one that was in flight before.
     #[cold]
     pub(super) fn note_taken(&mut self, taken: &Taken, is_new: bool) {
-        let (trace, ring) = (&mut self.trace, &self.ring);
-        let waited = || trace.arrivals.took(self.stats.chains, taken.at, || ring.available_max());
+        let (trace, virtqueue) = (&mut self.trace, &self.virtqueue);
+        let waited =
+            || trace.arrivals.took(self.stats.chains, taken.at, || virtqueue.available_max());
         let waited = is_new.then(waited).flatten();
-        trace.took((taken.index(), taken.at), waited, self.turn.waited());
+        trace.took((taken.index(), taken.at), waited, self.throttle.waited());
     }
 
     /// Stage *submit* begins: the storage gets the request of an entry.

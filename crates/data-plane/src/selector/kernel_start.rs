@@ -5,12 +5,12 @@
 //! A queue that starts while the disk is halted is *parked*: the io_uring plane has it, with the
 //! requests that it keeps, and takes nothing. The control plane starts it again after the halt.
 
-use super::{PlaneKind, PlaneSelector};
+use super::{PlaneKind, PlaneSelector, QueueHandle};
 use crate::error::QueueStartError;
-use crate::plane::{DataPlane, KeptRequests, QueueSetup, QueueState};
+use crate::plane::{AtStop, DataPlane, QueueSetup, QueueState};
 use crate::region::{QueueRegion, log_no_room};
 use crate::stats::QueueStats;
-use virtqueue::{Layout, Resubmit, VirtQueue};
+use virtqueue::{InflightChain, Layout, VirtQueue};
 
 /// Requests that [`PlaneSelector::start_queue`] completed itself, on the io_uring plane.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,22 +20,28 @@ pub struct Recovered {
     /// The position of the queue behind them.
     pub base: u32,
     /// Requests that failed again: [`QueueState::left`].
-    pub left: Vec<Resubmit>,
+    pub left: Vec<InflightChain>,
     /// Number of the requests that failed again: [`QueueState::kept`].
     pub kept: u64,
 }
 
-impl PlaneSelector {
-    /// Takes the requests that the last [`PlaneSelector::start_queue`] completed itself, also if it
-    /// failed.
-    pub fn take_recovered(&mut self) -> Option<Recovered> {
-        self.recovered.take()
-    }
+/// The outcome of [`PlaneSelector::start_queue`].
+#[derive(Debug)]
+#[must_use]
+pub struct Started {
+    /// The running queue.
+    pub result: Result<QueueHandle, QueueStartError>,
+    /// The requests that the start completed itself, also if it failed.
+    pub recovered: Option<Recovered>,
+}
 
-    /// Starts a queue in the kernel, or parks it. Returns the plane that has it.
+impl PlaneSelector {
+    /// Starts a queue in the kernel, or parks it. Returns the plane that has it. Stores the
+    /// requests that it completes itself in `recovered`.
     pub(super) fn start_in_kernel(
         &mut self,
         mut setup: QueueSetup,
+        recovered: &mut Option<Recovered>,
     ) -> Result<PlaneKind, QueueStartError> {
         if !setup.health.is_halted()
             && let Some(stopped) = self.recover(&mut setup)?
@@ -48,7 +54,7 @@ impl PlaneSelector {
             setup.ring.base = base;
             setup.kept.clone_from(&left);
             setup.counted = kept;
-            self.recovered = Some(Recovered { stats, base, left, kept });
+            *recovered = Some(Recovered { stats, base, left, kept });
         }
         if setup.health.is_halted() {
             if let Some(kernel) = &mut self.kernel {
@@ -62,16 +68,16 @@ impl PlaneSelector {
     }
 
     /// Carries out the requests that were left of a queue, and moves `setup` behind those that are
-    /// complete: the kernel writes the in-flight region, but does not read it. Returns the state of
-    /// the queue then; `None`: there were none.
+    /// complete: the kernel records chains in the in-flight region, but recovers none from it.
+    /// Returns the state of the queue then; `None`: there were none.
     fn recover(&mut self, setup: &mut QueueSetup) -> Result<Option<QueueState>, QueueStartError> {
-        let mut ring = VirtQueue::start(&setup.ring)?;
+        let mut virtqueue = VirtQueue::start(&setup.ring)?;
         let mut left = setup.kept.len();
         if let Some(region) = setup.region.as_ref().filter(|_| setup.ring.layout == Layout::Split) {
-            match QueueRegion::open(region, Layout::Split, setup.index, &mut ring) {
+            match QueueRegion::open(region, Layout::Split, setup.index, &mut virtqueue) {
                 Some((_, recorded)) => {
                     left += recorded.len();
-                    setup.ring.base = ring.base();
+                    setup.ring.base = virtqueue.base();
                 }
                 None => {
                     log_no_room(setup.index);
@@ -83,7 +89,7 @@ impl PlaneSelector {
             return Ok(None);
         }
         self.uring.start_queue(setup.try_clone()?)?;
-        let stopped = self.uring.stop_queues(&[setup.index], KeptRequests::Carry);
+        let stopped = self.uring.stop_queues(&[setup.index], AtStop::Resubmit);
         Ok(stopped.into_iter().next())
     }
 
@@ -95,11 +101,11 @@ impl PlaneSelector {
     pub fn end_kept(
         &mut self,
         setup: QueueSetup,
-        kept: KeptRequests,
+        at_stop: AtStop,
     ) -> Result<QueueState, QueueStartError> {
         let index = setup.index;
         self.uring.start_queue(setup)?;
-        let stopped = self.uring.stop_queues(&[index], kept);
+        let stopped = self.uring.stop_queues(&[index], at_stop);
         Ok(stopped.into_iter().next().expect("one state for one queue"))
     }
 }

@@ -68,7 +68,7 @@ impl PlaneSelector {
         }
         if self.left_kernel.is_some() {
             let reason = format!("{why}; the disk then returns to the kernel plane");
-            self.move_to(PlaneKind::Uring, &reason);
+            self.select(PlaneKind::Uring, &reason);
             self.preferred.clone_from(&self.current);
         }
     }
@@ -77,12 +77,12 @@ impl PlaneSelector {
         let Some(reason) = self.left_kernel.clone() else { return };
         match self.check(PlaneKind::Kernel) {
             Ok(()) => {
-                self.move_to(PlaneKind::Kernel, &reason);
+                self.select(PlaneKind::Kernel, &reason);
                 self.prefer_current();
             }
             Err(why) => {
                 tracing::warn!(%why, "the disk does not return to the kernel data plane");
-                self.move_to(PlaneKind::Uring, &why.to_string());
+                self.select(PlaneKind::Uring, &why.to_string());
                 self.preferred.clone_from(&self.current);
             }
         }

@@ -7,7 +7,7 @@
 //! | polled | yes | no | parked, after turns or a sleep without a chain |
 //! | asleep | yes | yes | polled, when the thread wakes up |
 //! | parked | no | yes | polled, by a kick or a completion |
-//! | held: faulted, stopping, full, without room in the storage, or its disk is stalled or halted | no | no | polled, by a completion, or when its disk is no longer stalled or halted |
+//! | held: faulted, stopping, full, without room in the storage, or its lane is busy or its disk halted | no | no | polled, by a completion, or when its lane is no longer busy or its disk no longer halted |
 //! | waits for a limit, or its requests have a time limit | yes | no | polled, when the time has come |
 //! | without a kick eventfd | yes | no matter | it is looked at each [`super::KICKLESS_LOOK`] |
 //!
@@ -80,7 +80,7 @@ impl ActiveQueues {
             queue.is_active = recent
                 || queue.watches_io()
                 || queue.waits_for_time()
-                || !storage.is_stalled() && queue.arm();
+                || !storage.is_lane_busy() && queue.arm();
             if queue.is_active {
                 queue.suppress();
             }
@@ -93,7 +93,7 @@ impl ActiveQueues {
     pub(super) fn arm(&mut self, disks: &mut Disks) -> bool {
         let found = self.ids.iter().any(|&id| {
             let (queue, storage) = disks.queue(id);
-            !storage.is_stalled() && queue.arm()
+            !storage.is_lane_busy() && queue.arm()
         });
         if found {
             self.suppress(disks);
@@ -102,7 +102,7 @@ impl ActiveQueues {
         self.ids.retain(|&id| {
             let (queue, storage) = disks.queue(id);
             let recent = std::mem::take(&mut queue.recent);
-            let waits = !storage.is_stalled() && queue.waits_for_time();
+            let waits = !storage.is_lane_busy() && queue.waits_for_time();
             queue.is_active = recent || queue.watches_io() || waits;
             queue.is_active
         });

@@ -68,20 +68,20 @@ struct Rig {
 
 impl Rig {
     /// A thread that does not poll. Each I/O takes so many operations.
-    fn new(portion: Option<usize>, operations: u32) -> Self {
-        Rig::polling(Duration::ZERO, portion, operations)
+    fn new(batch_size: Option<usize>, operations: u32) -> Self {
+        Rig::polling(Duration::ZERO, batch_size, operations)
     }
 
-    fn polling(poll_max: Duration, portion: Option<usize>, operations: u32) -> Self {
+    fn polling(poll_max: Duration, batch_size: Option<usize>, operations: u32) -> Self {
         let [mail_fd, wake] = [(); 2].map(|()| EventFd::new(EFD_NONBLOCK).unwrap());
         let (postbox, inbox) = Postbox::new(wake);
-        let engine = Uring::new().expect("an io_uring");
-        let portion = Portion::new(portion);
-        let mut worker = Worker::new(engine, poll_max, portion, Coalesce::Off, inbox, mail_fd);
+        let uring = Uring::new().expect("an io_uring");
+        let batch_size = BatchSize::new(batch_size);
+        let mut worker = Worker::new(uring, poll_max, batch_size, Coalesce::Off, inbox, mail_fd);
         let lane = Box::new(Steps { operations, left: HashMap::new() });
         let limiter = Limiter::new(None);
         let share = Arc::clone(limiter.join().share());
-        let disk = AddDisk { lane, share, iopoll: IoPoll::Off, submits_elsewhere: false };
+        let disk = AddDisk { lane, share, iopoll: IoPoll::Off, force_async: false };
         let number = answer(&mut worker, &postbox, |reply| Mail::AddDisk(disk, reply)).unwrap();
         let memory = driver::GuestMemory::new(&[(0, 1 << 20)]).unwrap();
         let queue = Queue::new(&memory, QUEUE_SIZE, false, true).unwrap();
@@ -104,8 +104,8 @@ impl Rig {
     /// Kicks, and lets the kernel note it in the ring.
     fn kick(&mut self) {
         self.guest.queue().kick();
-        self.worker.engine.submit();
-        assert!(self.worker.engine.has_events(), "the kernel notes the kick");
+        self.worker.uring.submit();
+        assert!(self.worker.uring.has_events(), "the kernel notes the kick");
     }
 
     fn stats(&mut self) -> QueueStats {
@@ -121,7 +121,7 @@ impl Rig {
 /// Sends a mail, lets the thread open it, and returns the answer.
 fn answer<T>(worker: &mut Worker, post: &Postbox, mail: impl FnOnce(Sender<T>) -> Mail) -> T {
     let answer = post.request(mail);
-    worker.open_mail(true);
+    worker.handle_mails(true);
     answer.wait()
 }
 
@@ -180,13 +180,13 @@ fn kicks_and_the_parts_of_a_request_do_not_count_as_requests() {
         turns += u32::from(rig.worker.turn());
     }
     assert_eq!(rig.collected(), REQUESTS, "the requests have ended");
-    let worked = rig.worker.portion.turns();
+    let worked = rig.worker.batch_size.turns();
     assert!(worked > 0 && worked <= turns, "{worked} of {turns} turns");
-    assert_eq!(rig.worker.portion.finished(), REQUESTS);
+    assert_eq!(rig.worker.batch_size.finished(), REQUESTS);
 }
 
 #[test]
-fn a_portion_of_one_is_not_spent_on_kicks() {
+fn a_batch_of_one_is_not_spent_on_kicks() {
     let mut rig = Rig::new(Some(1), 1);
     rig.kick();
     rig.add(1);
@@ -195,7 +195,7 @@ fn a_portion_of_one_is_not_spent_on_kicks() {
 }
 
 #[test]
-fn a_portion_bounds_the_requests_that_a_turn_shows() {
+fn a_batch_size_bounds_the_requests_that_a_turn_shows() {
     let mut rig = Rig::new(Some(2), 1);
     rig.add(5);
     let shown: Vec<u64> = (0..4)
@@ -247,8 +247,8 @@ fn a_call_that_the_driver_does_not_want_is_counted_apart() {
 
 #[test]
 fn the_choices_of_the_thread_are_in_the_state_of_a_queue() {
-    for (portion, batch_size) in [(None, 4), (Some(7), 7)] {
-        let mut rig = Rig::new(portion, 1);
+    for (fixed, batch_size) in [(None, 4), (Some(7), 7)] {
+        let mut rig = Rig::new(fixed, 1);
         let id = QueueId { disk: 0, queue: 0 };
         let (reply, state) = std::sync::mpsc::channel();
         rig.worker.handle_mail(Mail::State(id, reply));
@@ -261,11 +261,11 @@ fn the_choices_of_the_thread_are_in_the_state_of_a_queue() {
 fn a_thread_carries_out_a_part_of_its_mail_and_comes_back() {
     let mut rig = Rig::new(None, 1);
     let (reply, answers) = std::sync::mpsc::channel();
-    for _ in 0..=inbox::MAILS_MAX {
+    for _ in 0..=mail::MAILS_MAX {
         rig.postbox.send(Mail::Ping(reply.clone()));
     }
-    for expected in [inbox::MAILS_MAX, 1] {
-        rig.worker.open_mail(true);
+    for expected in [mail::MAILS_MAX, 1] {
+        rig.worker.handle_mails(true);
         assert_eq!(answers.try_iter().count(), expected);
     }
     assert_eq!(rig.worker.mail_fd.read().unwrap(), 1, "the thread has woken itself once");

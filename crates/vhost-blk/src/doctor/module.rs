@@ -51,7 +51,7 @@ fn takes(image: &Path) -> Finding {
         Err(error) => return Finding::new(CHECK, Outcome::Warn, format!("not tried: {error}")),
     };
     let options = KernelOptions {
-        portion: None,
+        batch_size: None,
         path: DEVICE_PATH.into(),
         workers: 1,
         cpus: Vec::new(),

@@ -188,7 +188,7 @@ pub fn pool(setup: &Setup) -> UringPool {
         threads: setup.threads,
         cpus: setup.cpus.clone(),
         poll_max: setup.poll_max,
-        portion: None,
+        batch_size: None,
         pin_memory: setup.pin_memory,
         coalesce: setup.coalesce,
         iopoll: IoPoll::Off,
@@ -218,7 +218,7 @@ impl OneThread {
 
 fn make_device(disk: Arc<dyn Disk>, setup: &Setup, plane: UringPlane) -> vhost_user::Device {
     let kernel = KernelOptions {
-        portion: None,
+        batch_size: None,
         path: data_plane::DEVICE_PATH.into(),
         workers: setup.threads,
         cpus: setup.cpus.clone(),

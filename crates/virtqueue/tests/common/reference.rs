@@ -3,7 +3,7 @@
 //! no pointers, no caches, nothing shared with the code under test but the bound on long chains.
 
 use super::{Arena, joined};
-use virtqueue::chain::CHAIN_DESCRIPTORS_MIN_BOUND;
+use virtqueue::chain::CHAIN_DESCRIPTORS_MIN;
 
 pub const NEXT: u16 = 1;
 pub const WRITE: u16 = 2;
@@ -57,7 +57,7 @@ impl Ring<'_> {
 
     fn add(&self, buffers: &mut Buffers, desc: Desc) -> Result<(), Broken> {
         buffers.count += 1;
-        if buffers.count > u32::from(self.size).max(CHAIN_DESCRIPTORS_MIN_BOUND) {
+        if buffers.count > u32::from(self.size).max(CHAIN_DESCRIPTORS_MIN) {
             return Err(Broken("too long"));
         }
         let writable = desc.flags & WRITE != 0;
@@ -88,7 +88,7 @@ impl Ring<'_> {
         while index < count {
             let at = table.addr.checked_add(16 * u64::from(index)).ok_or(Broken("wraps"))?;
             let desc = self.desc(at, packed)?;
-            // Section 2.8.8: only WRITE counts in the table of a packed queue.
+            // Section 2.8.7: only WRITE counts in the table of a packed queue.
             if !packed && desc.flags & INDIRECT != 0 {
                 return Err(Broken("table in a table"));
             }

@@ -35,7 +35,7 @@ const COLOURS: &[(&str, RGBColor)] = &[
     ("no guest", RGBColor(130, 130, 130)),
     ("vhost-blk kernel, interrupts", RGBColor(105, 205, 210)),
     ("vhost-blk io_uring, interrupts", RGBColor(135, 175, 250)),
-    ("vhost-blk io_uring, portions of 32", RGBColor(150, 150, 60)),
+    ("vhost-blk io_uring, batches of 32", RGBColor(150, 150, 60)),
     ("vhost-blk kernel, plain", RGBColor(150, 150, 60)),
     ("vhost-blk kernel, calls held", RGBColor(105, 205, 210)),
     ("vhost-blk io_uring, calls held", RGBColor(135, 175, 250)),

@@ -15,7 +15,7 @@ use crate::timeline::{FIXED, PART, PARTS, PASSED, REST, STAGES_TITLE, WINDOW_TIT
 const ABOUT: &str = "Each stairs count the requests that have passed a stage, from the middle of a \
     run of a second on. Two stairs are apart by the requests between these stages (upwards), and by \
     their time (to the right). High steps are a convoy: device, server and client wait for each other. \
-    `portions of 32` is the server before it tries sizes of portions (fixed), `vhost-blk io_uring` the \
+    `batches of 32` is the server before it tries batch sizes (fixed), `vhost-blk io_uring` the \
     one that does (adaptive).";
 
 /// The time lines of all parts.

@@ -73,8 +73,8 @@ const WINDOW_METHOD: &str = "Requests from the middle of the run: microseconds, 
 /// KiB of the buffer of each CPU.
 const BUFFER_KIB: u32 = 128 << 10;
 const BATCH: &str = "--batch-size=32";
-/// The server with fixed portions, before the trials of sizes.
-pub(crate) const FIXED: &str = "vhost-blk io_uring, portions of 32";
+/// The server with fixed batches, before the trials of sizes.
+pub(crate) const FIXED: &str = "vhost-blk io_uring, batches of 32";
 
 /// Options of `bench timeline`.
 #[derive(Clone, Debug, ClapArgs)]
@@ -82,7 +82,7 @@ pub struct Args {
     /// Seconds of each traced run
     #[arg(long, default_value_t = 1.0)]
     seconds: f64,
-    /// Seconds of load before it, in which the trials of portions end
+    /// Seconds of load before it, in which the trials of batch sizes end
     #[arg(long, default_value_t = 2.0)]
     warm_up: f64,
     /// Requests in flight

@@ -160,14 +160,14 @@ fn serve_disk(disk: &Arc<dyn Disk>, stream: UnixStream) -> Result<()> {
         threads: 2,
         cpus: cpus.clone(),
         poll_max,
-        portion: None,
+        batch_size: None,
         pin_memory: false,
         coalesce: Coalesce::Off,
         iopoll: IoPoll::Off,
     };
     let plane = UringPlane::new(Arc::clone(disk), &options)?;
     let kernel = KernelOptions {
-        portion: None,
+        batch_size: None,
         path: data_plane::DEVICE_PATH.into(),
         workers: 1,
         cpus,

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Disks of a group in simulated time, in the way in which a data-plane thread uses their turns.
+//! Disks of a group in simulated time, in the way in which a data-plane thread uses their
+//! throttles.
 
-use super::{AHEAD_MAX, QUANTUM, Turn, nanos};
+use super::{AHEAD_MAX, QUANTUM, Throttle, nanos};
 use crate::limits::{LEAD_MAX, Limiter, Limits, Nanos, Share};
 use proptest::prelude::*;
 use std::num::NonZeroU64;
@@ -15,7 +16,7 @@ const SMALL: u64 = 4 * KIB;
 
 /// A queue whose driver has one request at a time.
 struct Client {
-    turn: Turn,
+    throttle: Throttle,
     bytes: u64,
     /// Time between the start of a request and the next one.
     think: Nanos,
@@ -27,23 +28,23 @@ struct Client {
 
 impl Client {
     fn new(share: &Arc<Share>, bytes: u64, think: Nanos) -> Self {
-        let turn = Turn::new(Arc::clone(share));
-        Client { turn, bytes, think, arrival: START + think, taken: 0, longest_wait: 0 }
+        let throttle = Throttle::new(Arc::clone(share));
+        Client { throttle, bytes, think, arrival: START + think, taken: 0, longest_wait: 0 }
     }
 
     /// The time at which the thread looks at the queue.
     fn due(&self, now: Nanos) -> Nanos {
-        match self.turn.is_open() {
+        match self.throttle.is_open() {
             true => self.arrival.max(now),
-            false => self.turn.closed_until.max(now),
+            false => self.throttle.closed_until.max(now),
         }
     }
 
     fn look(&mut self, now: Nanos) {
-        self.turn.look();
-        if self.turn.is_open() && self.arrival <= now {
+        self.throttle.look();
+        if self.throttle.is_open() && self.arrival <= now {
             self.longest_wait = self.longest_wait.max(now - self.arrival);
-            self.turn.took(self.bytes);
+            self.throttle.took(self.bytes);
             self.taken += self.bytes;
             self.arrival = now + self.think;
         }
@@ -82,7 +83,7 @@ impl Group {
     }
 
     /// Lets the next queue look, unless that is after `end`. Returns the time.
-    fn take_turn(&mut self, end: Nanos) -> Option<Nanos> {
+    fn run_next(&mut self, end: Nanos) -> Option<Nanos> {
         let now = self.limiter.now();
         let next = self.clients.iter_mut().min_by_key(|client| client.due(now))?;
         let now = next.due(now);
@@ -95,15 +96,15 @@ impl Group {
     }
 
     /// Lets the disks run until `end`.
-    fn take_turns(&mut self, end: Nanos) {
-        while self.take_turn(end).is_some() {}
+    fn run_until(&mut self, end: Nanos) {
+        while self.run_next(end).is_some() {}
     }
 
     /// Lets the disks run until `end`. Checks that all costs are in the clock or are debt, and that the
     /// clock leads by [`LEAD_MAX`] at most.
     fn run(&mut self, end: Nanos) {
         let burst = nanos(Limits::BURST_MIN);
-        while let Some(now) = self.take_turn(end) {
+        while let Some(now) = self.run_next(end) {
             let clock = self.limiter.opens_at();
             assert!(clock <= now + LEAD_MAX, "it leads by {} ns", clock - now);
             let costs: Nanos =
@@ -163,7 +164,8 @@ proptest! {
         for &(queues, eighths) in &disks {
             let of_queues: Vec<u64> = clients.by_ref().take(queues).map(|it| it.taken).collect();
             let (least, most) = (of_queues.iter().min().unwrap(), of_queues.iter().max().unwrap());
-            // Their order is not that of a disk: a queue may have two turns of three, and one request more at the end.
+            // Their order is not that of a disk: a queue may take twice of three times, and one
+            // request more at the end.
             let request = eighths * 128 * KIB;
             prop_assert!(least * 4 + request >= *most, "queues of a disk: {of_queues:?}");
             of_each.push(of_queues.iter().sum::<u64>());
@@ -183,7 +185,7 @@ fn a_disk_that_stays_idle_pays_its_debt_and_a_new_limit_forgives_it() {
     assert!(left < SECOND && left > SECOND / 2, "{left} ns of 2 s after 1 s");
     group.run(START + SECOND * 103);
     assert_eq!(debt(&group), 0);
-    assert!(group.clients[0].turn.is_open());
+    assert!(group.clients[0].throttle.is_open());
     group.run(START + SECOND * 201);
     assert!(debt(&group) > 0);
     group.limiter.set(&Limits { bytes: NonZeroU64::new(1), ..Limits::NONE });
@@ -199,7 +201,7 @@ fn queues_of_a_disk_take_in_turn_also_while_one_sleeps_for_a_limit_on_requests()
             group.limiter.set(&Limits { iops, bytes, burst: Limits::BURST_DEFAULT });
             group.add(queues, 1 << 20, 1000);
             group.add(1, 1 << 20, 1000);
-            group.take_turns(START + SECOND * 60);
+            group.run_until(START + SECOND * 60);
             let taken: Vec<u64> = group.clients.iter().map(|client| client.taken >> 20).collect();
             let of_disk = &taken[..queues];
             let (least, most) = (of_disk.iter().min().unwrap(), of_disk.iter().max().unwrap());

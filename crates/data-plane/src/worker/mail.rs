@@ -6,10 +6,10 @@ use super::{Worker, arm_kick};
 use crate::error::StartError;
 use crate::event::{Event, QueueId};
 use crate::mail::{AddDisk, Mail};
-use crate::plane::{KeptRequests, QueueSetup, QueueState};
+use crate::plane::{AtStop, QueueSetup, QueueState};
 use crate::running::RunningQueue;
 use crate::submit::Storage;
-use crate::turn::Turn;
+use crate::throttle::Throttle;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
@@ -20,10 +20,10 @@ pub(super) const MAILS_MAX: usize = 64;
 
 impl Worker {
     #[cold]
-    pub(super) fn open_mail(&mut self, armed: bool) {
+    pub(super) fn handle_mails(&mut self, armed: bool) {
         if !armed {
             let event = Event::Mail { armed: true };
-            self.engine.poll_eventfd(self.mail_fd.as_raw_fd(), event);
+            self.uring.poll_eventfd(self.mail_fd.as_raw_fd(), event);
         }
         for _ in 0..MAILS_MAX {
             let Ok(mail) = self.mail.try_recv() else { return };
@@ -41,34 +41,34 @@ impl Worker {
             Mail::RemoveDisk(number, reply) => {
                 let disk = self.disks.remove(number).expect("it was added");
                 assert!(disk.is_idle(), "no queue of the disk runs");
-                let _ = reply.send(disk.storage.close(&mut self.engine));
+                let _ = reply.send(disk.storage.close(&mut self.uring));
             }
             Mail::ReplaceLane(number, lane, reply) => {
                 let disk = self.disks.disk(number);
                 assert!(disk.is_idle(), "no queue of the disk runs");
-                let _ = reply.send(disk.storage.replace_lane(&mut self.engine, lane));
+                let _ = reply.send(disk.storage.replace_lane(&mut self.uring, lane));
             }
             Mail::Memory(disk, memory, reply) => {
                 let result = match memory {
-                    Some(memory) => self.engine.register_memory(disk, &memory),
+                    Some(memory) => self.uring.register_memory(disk, &memory),
                     None => {
-                        self.engine.unregister_memory(disk);
+                        self.uring.unregister_memory(disk);
                         Ok(())
                     }
                 };
                 let _ = reply.send(result);
             }
             Mail::LimitsChanged(limiter) => {
-                self.disks.queues().for_each(|queue| queue.turn.limits_changed(&limiter));
+                self.disks.queues().for_each(|queue| queue.throttle.limits_changed(&limiter));
             }
             Mail::Share(number, share) => {
                 let disk = self.disks.disk(number);
-                disk.queues().for_each(|queue| queue.turn = Turn::new(Arc::clone(&share)));
+                disk.queues().for_each(|queue| queue.throttle = Throttle::new(Arc::clone(&share)));
                 disk.share = share;
             }
             Mail::Start(disk, start, reply) => {
-                let (setup, ring) = *start;
-                let _ = reply.send(self.start_queue(disk, setup, ring));
+                let (setup, virtqueue) = *start;
+                let _ = reply.send(self.start_queue(disk, setup, virtqueue));
             }
             Mail::Wake(disk) => {
                 let Worker { disks, active, clock, .. } = self;
@@ -77,11 +77,11 @@ impl Worker {
                     active.wake(queue);
                 });
             }
-            Mail::Stop(id, kept, reply) => self.stop_queue(id, kept, reply),
+            Mail::Stop(id, at_stop, reply) => self.stop_queue(id, at_stop, reply),
             Mail::SetCall(id, new_call) => self.disks.queue(id).0.take_call(&new_call),
             Mail::State(id, reply) => {
                 let mut state = self.disks.queue(id).0.state();
-                state.choices.batch_size = self.portion.chosen() as u64;
+                state.choices.batch_size = self.batch_size.chosen() as u64;
                 let _ = reply.send(state);
             }
             Mail::Ping(reply) => {
@@ -92,27 +92,33 @@ impl Worker {
     }
 
     fn add_disk(&mut self, disk: AddDisk) -> Result<u16, StartError> {
-        let AddDisk { lane, share, iopoll, submits_elsewhere } = disk;
+        let AddDisk { lane, share, iopoll, force_async } = disk;
         let number = self.disks.free_disk().ok_or(StartError::Full)?;
-        self.engine.open_port(number, &lane.files(), iopoll).map_err(StartError::Register)?;
-        self.engine.ports[usize::from(number)].submits_elsewhere = submits_elsewhere;
+        self.uring.open_port(number, &lane.files(), iopoll).map_err(StartError::Register)?;
+        self.uring.ports[usize::from(number)].force_async = force_async;
         self.disks.insert(number, DiskOnThread::new(Storage::new(number, lane), share));
         Ok(number)
     }
 
     /// Takes ownership of a queue. The next turn finds waiting chains without a kick.
-    fn start_queue(&mut self, number: u16, setup: QueueSetup, ring: VirtQueue) -> QueueId {
+    fn start_queue(&mut self, number: u16, setup: QueueSetup, virtqueue: VirtQueue) -> QueueId {
         let disk = self.disks.disk(number);
         let slow_start = disk.storage.moves_data_itself();
         let id = QueueId { disk: number, queue: disk.free_queue() };
-        let mut queue =
-            RunningQueue::new(id, setup, ring, slow_start, self.coalesce, Arc::clone(&disk.share));
+        let mut queue = RunningQueue::new(
+            id,
+            setup,
+            virtqueue,
+            slow_start,
+            self.coalesce,
+            Arc::clone(&disk.share),
+        );
         if queue.is_blocked() {
             queue.block();
-        } else if queue.ring.may_wait_for_call() {
+        } else if queue.virtqueue.may_wait_for_call() {
             queue.call();
         }
-        arm_kick(&mut self.engine, &mut queue);
+        arm_kick(&mut self.uring, &mut queue);
         self.running += 1;
         self.active.reserve(self.running);
         self.active.wake(&mut queue);
@@ -121,14 +127,14 @@ impl Worker {
         id
     }
 
-    fn stop_queue(&mut self, id: QueueId, kept: KeptRequests, reply: Sender<QueueState>) {
+    fn stop_queue(&mut self, id: QueueId, at_stop: AtStop, reply: Sender<QueueState>) {
         let (queue, _) = self.disks.queue(id);
         queue.stopping = Some(reply);
-        queue.ends_kept = kept;
+        queue.kept_at_stop = at_stop;
         self.stopping.push(id);
         self.active.wake(queue); // chains to resubmit are taken before the queue stops
         if queue.kick_armed {
-            self.engine.cancel(Event::Kick { queue: id, armed: true });
+            self.uring.cancel(Event::Kick { queue: id, armed: true });
         }
     }
 

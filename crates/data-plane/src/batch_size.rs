@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The portion: requests that a queue hands to the storage at a time, and completions that the
+//! The batch size: requests that a queue hands to the storage at a time, and completions that the
 //! thread shows to drivers at a time.
 //!
 //! Device, thread and driver work in parallel only while each of them has some of the requests in
-//! flight. With large portions all requests go to and fro together: the device is idle while the
-//! driver prepares the next requests, and the driver is idle while the device works. Small portions
+//! flight. With large batches all requests go to and fro together: the device is idle while the
+//! driver prepares the next requests, and the driver is idle while the device works. Small batches
 //! cost system calls and calls of the driver. Device and host decide which of both is dearer, so a
 //! trial decides: windows of time with the present and with another size take turns, and the rates
 //! of finished requests are compared. The other size has to win by more than chance ([`crate::gain`]).
@@ -13,7 +13,7 @@
 use crate::trial::{GAIN, Proof, Step, Trial, WINDOW, WINDOW_MAX, WINDOW_REQUESTS_MIN};
 use std::time::Instant;
 
-/// Portion sizes, in requests.
+/// Batch sizes, in requests.
 const SIZES: [usize; 5] = [1, 4, 8, 16, 32];
 /// Position of the first size of a thread.
 const FIRST: usize = 1;
@@ -22,9 +22,9 @@ const IN_FLIGHT_MIN: usize = 4;
 /// Turns with work between two readings of the clock.
 const TURNS_PER_CLOCK: u32 = 16;
 
-/// One thread's portion size, and the trials that choose it.
+/// One thread's batch size, and the trials that choose it.
 #[derive(Debug)]
-pub(crate) struct Portion {
+pub(crate) struct BatchSize {
     /// The size is fixed by the operator.
     fixed: Option<usize>,
     /// Position of the present size in [`SIZES`].
@@ -53,10 +53,10 @@ impl Window {
     }
 }
 
-impl Portion {
-    /// A portion that adapts, or has a `fixed` size.
+impl BatchSize {
+    /// A size that adapts, or is `fixed`.
     pub(crate) fn new(fixed: Option<usize>) -> Self {
-        Portion {
+        BatchSize {
             fixed,
             chosen: FIRST,
             candidate: FIRST,
@@ -71,7 +71,7 @@ impl Portion {
     pub(crate) fn size(&self) -> usize {
         match self.fixed {
             Some(fixed) => fixed,
-            None if self.trial.differs() => SIZES[self.candidate],
+            None if self.trial.tries_other() => SIZES[self.candidate],
             None => SIZES[self.chosen],
         }
     }
@@ -116,7 +116,7 @@ impl Portion {
 
     /// Records the rate of a window.
     fn measured(&mut self, rate: f64) {
-        match self.trial.count(rate, GAIN) {
+        match self.trial.record_window(rate, GAIN) {
             Step::Pause | Step::GoesOn => {}
             Step::Begins => self.choose_candidate(),
             Step::Ended { changes } => self.end_trial(changes),
@@ -131,7 +131,7 @@ impl Portion {
 
     fn end_trial(&mut self, wins: bool) {
         if wins {
-            tracing::debug!(from = SIZES[self.chosen], to = SIZES[self.candidate], "portion size");
+            tracing::debug!(from = SIZES[self.chosen], to = SIZES[self.candidate], "batch size");
             self.chosen = self.candidate;
         } else {
             self.smaller_next = !self.smaller_next;
@@ -140,7 +140,7 @@ impl Portion {
 }
 
 #[cfg(test)]
-impl Portion {
+impl BatchSize {
     /// Turns of the present window.
     pub(crate) fn turns(&self) -> u32 {
         self.window.turns
@@ -157,51 +157,51 @@ mod tests {
     use super::*;
 
     /// Runs windows in which each size has its rate; returns the size chosen at the end.
-    fn settled(portion: &mut Portion, windows: u32, rate: impl Fn(usize) -> f64) -> usize {
+    fn settled(batch_size: &mut BatchSize, windows: u32, rate: impl Fn(usize) -> f64) -> usize {
         for number in 0..windows {
             // A load that changes by a tenth from window to window.
             let load = if number % 3 == 0 { 0.9 } else { 1.0 };
-            let rate = load * rate(portion.size());
-            portion.measured(rate);
+            let rate = load * rate(batch_size.size());
+            batch_size.measured(rate);
         }
-        SIZES[portion.chosen]
+        SIZES[batch_size.chosen]
     }
 
     #[test]
-    fn where_calls_are_dear_the_portion_grows() {
-        let mut portion = Portion::new(None);
-        assert_eq!(settled(&mut portion, 2000, |size| size as f64), 32);
+    fn where_calls_are_dear_batches_grow() {
+        let mut batch_size = BatchSize::new(None);
+        assert_eq!(settled(&mut batch_size, 2000, |size| size as f64), 32);
     }
 
     #[test]
-    fn where_the_device_waits_for_the_driver_the_portion_shrinks() {
-        let mut portion = Portion::new(None);
-        portion.chosen = SIZES.len() - 1;
-        assert_eq!(settled(&mut portion, 4000, |size| 1.0 / size as f64), 1);
+    fn where_the_device_waits_for_the_driver_batches_shrink() {
+        let mut batch_size = BatchSize::new(None);
+        batch_size.chosen = SIZES.len() - 1;
+        assert_eq!(settled(&mut batch_size, 4000, |size| 1.0 / size as f64), 1);
     }
 
     #[test]
     fn the_best_size_in_the_middle_is_found_and_kept() {
         let best_at_8 = |size: usize| if size == 8 { 1.0 } else { 0.8 };
-        let mut portion = Portion::new(None);
-        assert_eq!(settled(&mut portion, 2000, best_at_8), 8);
-        assert_eq!(settled(&mut portion, 2000, best_at_8), 8);
+        let mut batch_size = BatchSize::new(None);
+        assert_eq!(settled(&mut batch_size, 2000, best_at_8), 8);
+        assert_eq!(settled(&mut batch_size, 2000, best_at_8), 8);
     }
 
     #[test]
     fn a_load_that_changes_is_followed() {
-        let mut portion = Portion::new(None);
-        assert_eq!(settled(&mut portion, 2000, |size| size as f64), 32);
-        assert_eq!(settled(&mut portion, 9000, |size| 1.0 / size as f64), 1);
+        let mut batch_size = BatchSize::new(None);
+        assert_eq!(settled(&mut batch_size, 2000, |size| size as f64), 32);
+        assert_eq!(settled(&mut batch_size, 9000, |size| 1.0 / size as f64), 1);
     }
 
     #[test]
     fn trials_become_rare_while_nothing_changes() {
-        let mut portion = Portion::new(None);
+        let mut batch_size = BatchSize::new(None);
         let in_trial = (0..10_000)
             .filter(|_| {
-                portion.measured(if portion.size() == SIZES[FIRST] { 2.0 } else { 1.0 });
-                portion.trial.is_running()
+                batch_size.measured(if batch_size.size() == SIZES[FIRST] { 2.0 } else { 1.0 });
+                batch_size.trial.is_running()
             })
             .count();
         assert!(in_trial < 1000, "{in_trial} of 10000 windows");
@@ -210,11 +210,11 @@ mod tests {
     #[test]
     fn a_trial_of_a_poor_size_is_short() {
         let in_trial = |other: f64| {
-            let mut portion = Portion::new(None);
+            let mut batch_size = BatchSize::new(None);
             let measure = |_: &u32| {
-                let rate = if portion.size() == SIZES[FIRST] { 1.0 } else { other };
-                portion.measured(rate);
-                portion.trial.is_running()
+                let rate = if batch_size.size() == SIZES[FIRST] { 1.0 } else { other };
+                batch_size.measured(rate);
+                batch_size.trial.is_running()
             };
             (0..1000).filter(measure).count()
         };
@@ -223,38 +223,38 @@ mod tests {
 
     #[test]
     fn a_window_of_a_shallow_queue_or_an_idle_guest_starts_no_trial() {
-        let mut portion = Portion::new(None);
+        let mut batch_size = BatchSize::new(None);
         let mut now = Instant::now();
         for pause in [WINDOW, WINDOW_MAX] {
             for _ in 0..100 {
                 now += pause;
-                portion.window.requests = WINDOW_REQUESTS_MIN;
-                portion.window.in_flight = if pause == WINDOW { 1 } else { 32 };
-                portion.look(now);
+                batch_size.window.requests = WINDOW_REQUESTS_MIN;
+                batch_size.window.in_flight = if pause == WINDOW { 1 } else { 32 };
+                batch_size.look(now);
             }
         }
-        assert!(!portion.trial.is_running());
-        assert_eq!(portion.trial.pause(), Portion::new(None).trial.pause());
+        assert!(!batch_size.trial.is_running());
+        assert_eq!(batch_size.trial.pause(), BatchSize::new(None).trial.pause());
     }
 
     #[test]
     fn a_thread_that_hands_out_one_request_at_a_time_still_makes_trials() {
-        let mut portion = Portion::new(None);
-        portion.chosen = 0;
+        let mut batch_size = BatchSize::new(None);
+        batch_size.chosen = 0;
         let mut now = Instant::now();
         for _ in 0..2000 {
             now += WINDOW;
-            portion.turned(1, 1, IN_FLIGHT_MIN);
-            portion.window.requests = WINDOW_REQUESTS_MIN * portion.size() as u64;
-            portion.look(now);
+            batch_size.turned(1, 1, IN_FLIGHT_MIN);
+            batch_size.window.requests = WINDOW_REQUESTS_MIN * batch_size.size() as u64;
+            batch_size.look(now);
         }
-        assert_eq!(portion.size(), 32);
+        assert_eq!(batch_size.size(), 32);
     }
 
     #[test]
     fn a_fixed_size_stays() {
-        let mut portion = Portion::new(Some(7));
-        (0..10_000).for_each(|_| portion.turned(7, 7, 7));
-        assert_eq!(portion.size(), 7);
+        let mut batch_size = BatchSize::new(Some(7));
+        (0..10_000).for_each(|_| batch_size.turned(7, 7, 7));
+        assert_eq!(batch_size.size(), 7);
     }
 }

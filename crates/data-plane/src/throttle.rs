@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The view of one queue on the limits of its disk.
+//! The throttle of one queue: its view on the limits of its disk, and its wait for them.
 //!
-//! A queue that may take no chain waits. Its thread sleeps until then, for [`QUANTUM`] at least, and
-//! the queue makes up for it by the burst. Queues with a lower place are ahead: it sleeps for another
-//! quantum for each, and lets them go first once more when the limit opens. Then it takes, so that a
-//! queue that is ahead and does not come (its disk is stalled, its thread is busy) delays the others
-//! by a few milliseconds only.
+//! A queue that may take no chain waits. Its thread sleeps until then, for [`QUANTUM`] at least,
+//! and the queue makes up for it by the burst. Queues with a lower ticket are ahead: it sleeps for
+//! another quantum for each, and lets them go first once more when the limit opens. Then it takes,
+//! so that a queue that is ahead and does not come (its lane or its thread is busy) delays the
+//! others by a few milliseconds only.
 
-use crate::limits::{Duty, LEAD_MAX, Limiter, Nanos, Place, Share, Wait};
+use crate::limits::{Duty, LEAD_MAX, Limiter, Nanos, Share, Ticket, Wait};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,9 +16,9 @@ const QUANTUM: Duration = Duration::from_millis(1);
 /// Maximum quanta that a queue sleeps longer because others are ahead: less than the least burst.
 const AHEAD_MAX: usize = 6;
 
-/// The view of one queue on the limits of its disk.
+/// The state of one queue for the limits of its disk.
 #[derive(Debug)]
-pub(crate) struct Turn {
+pub(crate) struct Throttle {
     share: Arc<Share>,
     /// There is a limit.
     limited: bool,
@@ -26,8 +26,8 @@ pub(crate) struct Turn {
     closed_until: Nanos,
     /// The wait of a waiting queue.
     wait: Option<Wait>,
-    /// Its place; `None`: another queue pays the debt of the disk.
-    place: Option<Place>,
+    /// Its ticket; `None`: another queue pays the debt of the disk.
+    ticket: Option<Ticket>,
     /// The beginning of the present or the last wait, and the length of the last one; 0 if the queue
     /// did not wait before the present chains.
     closed_at: Nanos,
@@ -38,14 +38,14 @@ pub(crate) struct Turn {
     lead: Nanos,
 }
 
-impl Turn {
+impl Throttle {
     pub(crate) fn new(share: Arc<Share>) -> Self {
-        Turn {
+        Throttle {
             share,
             limited: false,
             closed_until: 0,
             wait: None,
-            place: None,
+            ticket: None,
             closed_at: 0,
             waited: 0,
             has_yielded: false,
@@ -82,7 +82,7 @@ impl Turn {
     }
 
     /// Ends the wait, unless other queues are ahead, or the disk has debt: then the queue pays, if it
-    /// is the one that does, and waits for its next turn.
+    /// is the one that does, and waits again.
     fn open(&mut self, now: Nanos) {
         let owes = self.share.owes();
         if self.wait.is_none() && !owes {
@@ -90,25 +90,25 @@ impl Turn {
             self.lead = LEAD_MAX;
             return;
         }
-        if !self.may_have_place(owes, now) {
+        if !self.may_have_ticket(owes, now) {
             return;
         }
-        let place = self.take_place(now);
+        let ticket = self.take_ticket(now);
         let share = &self.share;
-        if !self.has_yielded && share.limiter().ahead(place, 1) > 0 {
+        if !self.has_yielded && share.limiter().ahead(ticket, 1) > 0 {
             self.has_yielded = true;
             self.closed_until = now + nanos(QUANTUM);
             return;
         }
         // Those ahead may come now: the limit must not be closed for long.
-        self.lead = if share.limiter().serve(place) { LEAD_MAX } else { nanos(QUANTUM) };
-        self.place = None;
+        self.lead = if share.limiter().serve(ticket) { LEAD_MAX } else { nanos(QUANTUM) };
+        self.ticket = None;
         if owes {
             share.pay(now, self.lead);
             let at = share.limiter().opens_at();
             if at > now || share.owes() {
-                let place = *self.place.insert(share.wait());
-                return self.sleep(place, at, now);
+                let ticket = *self.ticket.insert(share.wait());
+                return self.sleep(ticket, at, now);
             }
         }
         share.waits_no_more();
@@ -118,26 +118,26 @@ impl Turn {
 
     /// Begins or goes on with a wait until `at`.
     fn close(&mut self, at: Nanos, now: Nanos) {
-        if self.may_have_place(self.share.owes(), now) {
-            let place = self.take_place(now);
-            self.sleep(place, at, now);
+        if self.may_have_ticket(self.share.owes(), now) {
+            let ticket = self.take_ticket(now);
+            self.sleep(ticket, at, now);
         }
     }
 
-    /// Returns whether the queue may have a place: its disk has no debt, or this queue pays it. Otherwise
-    /// it looks again soon: its turn to pay may come.
-    fn may_have_place(&mut self, owes: bool, now: Nanos) -> bool {
+    /// Returns whether the queue may have a ticket: its disk has no debt, or this queue pays it.
+    /// Otherwise it looks again soon: it may be the next payer.
+    fn may_have_ticket(&mut self, owes: bool, now: Nanos) -> bool {
         // Another queue that has paid all of the debt takes next.
         if !owes && !self.share.waits().has_other_payer(self.wait) {
             return true;
         }
         let wait = self.begin(now);
         let duty = self.share.waits().duty(wait, now);
-        // A place from before the last request of the disk would be a second turn.
+        // A ticket from before the last request of the disk would let it take twice.
         if duty != Duty::Pay
-            && let Some(place) = self.place.take()
+            && let Some(ticket) = self.ticket.take()
         {
-            self.share.limiter().leave(place);
+            self.share.limiter().leave(ticket);
         }
         if duty == Duty::Wait {
             self.closed_until = now + LEAD_MAX;
@@ -154,17 +154,17 @@ impl Turn {
         *self.wait.get_or_insert_with(|| share.waits().begin())
     }
 
-    /// Takes a place, unless the queue has one.
-    fn take_place(&mut self, now: Nanos) -> Place {
+    /// Takes a ticket, unless the queue has one.
+    fn take_ticket(&mut self, now: Nanos) -> Ticket {
         self.begin(now);
         let share = &self.share;
-        *self.place.get_or_insert_with(|| share.wait())
+        *self.ticket.get_or_insert_with(|| share.wait())
     }
 
-    /// Waits at a place until `at`, and longer if others are ahead.
-    fn sleep(&mut self, place: Place, at: Nanos, now: Nanos) {
+    /// Waits with a ticket until `at`, and longer if others are ahead.
+    fn sleep(&mut self, ticket: Ticket, at: Nanos, now: Nanos) {
         let share = &self.share;
-        let ahead = share.limiter().wait_on(place, AHEAD_MAX) as u64;
+        let ahead = share.limiter().wait_on(ticket, AHEAD_MAX) as u64;
         let at = at.max(now + nanos(QUANTUM));
         let lead = share.give_way(at, now);
         self.closed_until = at.saturating_add(lead.max(ahead * nanos(QUANTUM)));
@@ -224,15 +224,15 @@ impl Turn {
         if let Some(wait) = self.wait.take() {
             self.share.waits().end(wait, self.share.limiter().now());
         }
-        if let Some(place) = self.place.take() {
-            self.share.limiter().leave(place);
+        if let Some(ticket) = self.ticket.take() {
+            self.share.limiter().leave(ticket);
             self.share.waits_no_more();
         }
     }
 }
 
 /// A queue that stops waits no longer.
-impl Drop for Turn {
+impl Drop for Throttle {
     fn drop(&mut self) {
         self.reset();
     }
@@ -263,12 +263,12 @@ mod tests {
     #[test]
     fn a_disk_without_limits_never_closes() {
         let limiter = Limiter::new(None);
-        let mut turn = Turn::new(share(&limiter));
+        let mut throttle = Throttle::new(share(&limiter));
         for _ in 0..10 {
-            assert!(!turn.look() && turn.is_open());
-            assert!(!turn.took(u64::MAX) && turn.is_open());
+            assert!(!throttle.look() && throttle.is_open());
+            assert!(!throttle.took(u64::MAX) && throttle.is_open());
         }
-        assert_eq!(turn.wait(), None);
+        assert_eq!(throttle.wait(), None);
     }
 
     #[test]
@@ -277,14 +277,15 @@ mod tests {
         limiter.test_time.store(1 << 40, Relaxed);
         limiter.set(&bytes(1000));
         let disk = share(&limiter);
-        let (mut one, mut same) = (Turn::new(Arc::clone(&disk)), Turn::new(Arc::clone(&disk)));
-        let mut other = Turn::new(share(&limiter));
+        let (mut one, mut same) =
+            (Throttle::new(Arc::clone(&disk)), Throttle::new(Arc::clone(&disk)));
+        let mut other = Throttle::new(share(&limiter));
         assert!(!one.look() && one.is_open());
         assert!(one.took(60_000));
-        for turn in [&mut same, &mut other] {
-            assert!(turn.look() && !turn.is_open());
-            assert!(!turn.look(), "one wait begins once");
-            let wait = turn.wait().unwrap();
+        for throttle in [&mut same, &mut other] {
+            assert!(throttle.look() && !throttle.is_open());
+            assert!(!throttle.look(), "one wait begins once");
+            let wait = throttle.wait().unwrap();
             assert!(wait <= Duration::from_millis(12), "{wait:?}");
         }
         // Long enough for the clock, not for the debt.
@@ -310,15 +311,15 @@ mod tests {
     fn a_wait_is_known_until_the_queue_looks_again() {
         let limiter = Limiter::new(None);
         limiter.set(&bytes(1000));
-        let mut turn = Turn::new(share(&limiter));
-        assert!(!turn.look());
-        assert!(turn.took(60_000));
-        assert_eq!(turn.waited(), 0, "the wait has not ended");
-        let end = turn.closed_at + 5 * nanos(QUANTUM);
-        turn.open(end);
-        assert_eq!(turn.waited(), 5 * nanos(QUANTUM));
-        turn.open(end);
-        assert_eq!(turn.waited(), 0, "no wait precedes the chains of this turn");
+        let mut throttle = Throttle::new(share(&limiter));
+        assert!(!throttle.look());
+        assert!(throttle.took(60_000));
+        assert_eq!(throttle.waited(), 0, "the wait has not ended");
+        let end = throttle.closed_at + 5 * nanos(QUANTUM);
+        throttle.open(end);
+        assert_eq!(throttle.waited(), 5 * nanos(QUANTUM));
+        throttle.open(end);
+        assert_eq!(throttle.waited(), 0, "no wait precedes the chains of this turn");
     }
 
     #[test]
@@ -327,14 +328,14 @@ mod tests {
         limiter.set(&bytes(1000));
         let (ahead, behind) = (share(&limiter), share(&limiter));
         behind.charge(1, limiter.now(), LEAD_MAX);
-        let (first, mut turn) = (ahead.wait(), Turn::new(behind));
-        turn.limited = true;
+        let (first, mut throttle) = (ahead.wait(), Throttle::new(behind));
+        throttle.limited = true;
         let now = limiter.now();
-        turn.close(now, now);
-        turn.open(now);
-        assert_eq!(turn.closed_until, now + nanos(QUANTUM), "it was not let go first");
-        turn.open(now + nanos(QUANTUM));
-        assert!(turn.is_open() && turn.place.is_none());
+        throttle.close(now, now);
+        throttle.open(now);
+        assert_eq!(throttle.closed_until, now + nanos(QUANTUM), "it was not let go first");
+        throttle.open(now + nanos(QUANTUM));
+        assert!(throttle.is_open() && throttle.ticket.is_none());
         assert_eq!(limiter.ahead((first.0, first.1 + 1), 9), 0, "it delays the next one again");
     }
 
@@ -344,32 +345,32 @@ mod tests {
         limiter.set(&bytes(1000));
         let (late, early) = (share(&limiter), share(&limiter));
         early.charge(1, limiter.now(), LEAD_MAX);
-        let (mut overtaken, mut turn) = (Turn::new(late), Turn::new(early));
+        let (mut overtaken, mut throttle) = (Throttle::new(late), Throttle::new(early));
         let now = limiter.now();
         overtaken.close(now, now);
-        turn.close(now, now);
-        turn.open(now);
-        turn.open(now + nanos(QUANTUM));
-        assert!(turn.is_open(), "it waits for one that stays away");
+        throttle.close(now, now);
+        throttle.open(now);
+        throttle.open(now + nanos(QUANTUM));
+        assert!(throttle.is_open(), "it waits for one that stays away");
         overtaken.close(now, now);
-        let (place, next) = (overtaken.place.expect("it waits"), turn.share.wait());
+        let (ticket, next) = (overtaken.ticket.expect("it waits"), throttle.share.wait());
         assert_eq!(limiter.ahead(next, 9), 1, "it starves");
         assert_eq!(
             overtaken.share.wait().0,
-            place.0,
+            ticket.0,
             "its next wait is behind the one that overtook"
         );
     }
 
     #[test]
-    fn a_queue_that_stops_gives_its_place_back() {
+    fn a_queue_that_stops_gives_its_ticket_back() {
         let limiter = Limiter::new(Some("g"));
         limiter.set(&bytes(1));
-        let mut turn = Turn::new(share(&limiter));
-        turn.look();
-        assert!(turn.took(1000));
+        let mut throttle = Throttle::new(share(&limiter));
+        throttle.look();
+        assert!(throttle.took(1000));
         assert_eq!(limiter.ahead((u64::MAX, 0), 9), 1);
-        drop(turn);
+        drop(throttle);
         assert_eq!(limiter.ahead((u64::MAX, 0), 9), 0);
     }
 }

@@ -14,18 +14,18 @@ const BATCH_BYTES_MAX: u64 = 32 << 20;
 
 /// One queue's batch.
 #[derive(Debug)]
-pub(crate) struct Batch {
+pub(crate) struct CompletionBatch {
     unpublished: u32,
     unpublished_bytes: u64,
     limit: u32,
     first_limit: u32,
 }
 
-impl Batch {
+impl CompletionBatch {
     /// An empty batch. `slow_start`: publish the first request alone.
     pub(crate) fn new(slow_start: bool) -> Self {
         let first_limit = if slow_start { 1 } else { BATCH_MAX };
-        Batch { unpublished: 0, unpublished_bytes: 0, limit: first_limit, first_limit }
+        CompletionBatch { unpublished: 0, unpublished_bytes: 0, limit: first_limit, first_limit }
     }
 
     /// Counts a chain that was pushed to the used ring.
@@ -67,7 +67,7 @@ impl Batch {
 mod tests {
     use super::*;
 
-    fn fill(batch: &mut Batch) -> u32 {
+    fn fill(batch: &mut CompletionBatch) -> u32 {
         let mut pushed = 0;
         while !batch.is_full() {
             batch.pushed();
@@ -79,21 +79,21 @@ mod tests {
 
     #[test]
     fn batches_double_while_there_is_more_to_take() {
-        let mut batch = Batch::new(true);
+        let mut batch = CompletionBatch::new(true);
         let sizes: Vec<u32> = (0..6).map(|_| fill(&mut batch)).collect();
         assert_eq!(sizes, [1, 2, 4, 8, 8, 8]);
     }
 
     #[test]
     fn without_a_slow_start_batches_are_large_from_the_first() {
-        let mut batch = Batch::new(false);
+        let mut batch = CompletionBatch::new(false);
         batch.emptied();
         assert_eq!(fill(&mut batch), BATCH_MAX);
     }
 
     #[test]
     fn much_data_ends_a_batch() {
-        let mut batch = Batch::new(false);
+        let mut batch = CompletionBatch::new(false);
         batch.moved(BATCH_BYTES_MAX - 512);
         assert!(!batch.is_full());
         batch.moved(512);
@@ -104,7 +104,7 @@ mod tests {
 
     #[test]
     fn after_the_queue_was_empty_the_first_is_published_alone() {
-        let mut batch = Batch::new(true);
+        let mut batch = CompletionBatch::new(true);
         (0..4).for_each(|_| assert_ne!(fill(&mut batch), 0));
         batch.emptied();
         assert_eq!(fill(&mut batch), 1);
