@@ -4,6 +4,7 @@
 
 use super::destination::Made;
 use super::digest::Digest;
+use super::reading::Reading;
 use super::source::ImageReader;
 use super::{Order, Work};
 use crate::disks::converge::{Acts, STUCK, Unfinished};
@@ -22,6 +23,7 @@ const RUN_MAX: u64 = CLUSTER_BYTES_MAX;
 /// Copies a disk: reads, and lets the thread of the target write.
 pub(super) struct Copier {
     reader: ImageReader,
+    reading: Reading,
     target: Acting,
     /// The pace of the copier's own order.
     pace: Pace,
@@ -115,6 +117,13 @@ pub(super) enum CopyError {
         STUCK.as_secs()
     )]
     Stuck,
+    /// A read of the disk takes too long.
+    #[error(
+        "the storage of the disk, or of a backing file, has not answered for {} s, and writes of the guest waited for it; \
+         check that storage",
+        STUCK.as_secs()
+    )]
+    StuckRead,
     /// The thread of the target has gone.
     #[error("{0}")]
     Gone(String),
@@ -127,6 +136,7 @@ impl Copier {
     pub(super) fn new(reader: ImageReader, target: Acting, order: &Order) -> Self {
         Copier {
             reader,
+            reading: Reading::default(),
             target,
             pace: Pace::new(Arc::clone(&order.bandwidth)),
             zeroes_max: order.target.zeroes_max(),
@@ -134,6 +144,11 @@ impl Copier {
             digest: None,
             buffer: Vec::new(),
         }
+    }
+
+    /// The read that it waits for.
+    pub(super) fn reading(&self) -> Reading {
+        self.reading.clone()
     }
 
     /// The same as [`Copier::run`] on another thread.
@@ -169,10 +184,10 @@ impl Copier {
         while let Some(own) = self.next_own()? {
             match (self.turn(), own) {
                 (Turn::Ended, _) => return Err(CopyError::Cancelled),
-                (Turn::Wanted(number), _) => self.copy(number..number + 1)?,
+                (Turn::Wanted(number), _) => self.copy(number..number + 1, true)?,
                 (Turn::Own, Own::Data(run)) => {
                     let bytes = self.clusters().bytes_of(run.clone());
-                    self.copy(run)?;
+                    self.copy(run, false)?;
                     self.pace.copied(bytes.end - bytes.start);
                 }
                 (Turn::Own, Own::Hole(run)) => self.skip(run)?,
@@ -209,7 +224,8 @@ impl Copier {
         let hole_max = self.zeroes_max / bytes;
         let rest = self.clusters().bytes_of(run.start..end);
         let (start, capacity) = (rest.start, rest.end);
-        let data = self.reader.skip_hole(rest).map_err(|why| CopyError::Read(start, why))?;
+        let data = self.reading.with(false, || self.reader.skip_hole(rest));
+        let data = data.map_err(|why| CopyError::Read(start, why))?;
         let hole_end = if data == capacity { end } else { data / bytes };
         Ok(Some(match hole_end <= run.start {
             true => Own::Data(run),
@@ -231,10 +247,12 @@ impl Copier {
         self.target.with(|made| made.zero(held))
     }
 
-    fn copy(&mut self, numbers: Range<u64>) -> Result<(), CopyError> {
+    /// Copies clusters. `is_wanted`: a write of the guest waits for them.
+    fn copy(&mut self, numbers: Range<u64>, is_wanted: bool) -> Result<(), CopyError> {
         let bytes = self.clusters().bytes_of(numbers.clone());
         let at = bytes.start;
-        self.reader.read(bytes).map_err(|why| CopyError::Read(at, why))?;
+        let read = self.reading.with(is_wanted, || self.reader.read(bytes).map(drop));
+        read.map_err(|why| CopyError::Read(at, why))?;
         self.check_handover()?;
         // The content is safe: the guest need not wait for the target.
         self.clusters().free(numbers);

@@ -23,6 +23,7 @@ mod copier;
 mod destination;
 mod digest;
 mod moment;
+mod reading;
 mod slot;
 mod source;
 mod target;
@@ -34,7 +35,7 @@ pub use source::Image;
 pub(crate) use source::ImageReader;
 
 use crate::disks::Disks;
-use crate::disks::converge::{Hand, Unfinished};
+use crate::disks::converge::{Hand, STUCK, Unfinished};
 use crate::disks::layers::Layers;
 use crate::events::DiskEvents;
 use crate::failure::Failure;
@@ -46,6 +47,7 @@ use backend::wrap::Clusters;
 use copier::{Acting, Copier, CopyError};
 use destination::Made;
 use moment::{Before, Begun, begin, end};
+use reading::Reading;
 use slot::Taken;
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -202,11 +204,15 @@ impl Backup<'_> {
             goes_on(Some(Progress { copied_bytes, ..complete_one })) && !clusters.has_ended()
         };
         let target = self.acting.clone();
-        let work: Work = match is_shared {
-            true => Box::new(move || target.with(Made::finish_clone)),
-            false => Copier::new(reader, target, order).work(order.verify),
+        let (work, reading): (Work, _) = match is_shared {
+            true => (Box::new(move || target.with(Made::finish_clone)), Reading::default()),
+            false => {
+                let copier = Copier::new(reader, target, order);
+                let reading = copier.reading();
+                (copier.work(order.verify), reading)
+            }
         };
-        let copied = copy(clusters, work, &mut goes_on);
+        let copied = copy(clusters, work, &reading, &mut goes_on);
         let copied = copied.map_err(|error| self.failure(error));
         let outcome = copied.and_then(|()| self.complete(&begun, &mut goes_on));
         clusters.end();
@@ -302,10 +308,12 @@ impl Order {
     }
 }
 
-/// Copies on a thread of its own: a client that does not take the progress delays no write of the guest.
+/// Copies on a thread of its own: a client that does not take the progress delays no write of the guest, and neither
+/// does a read that hangs, whose thread is left to the storage.
 fn copy(
     clusters: &Arc<Clusters>,
     work: Work,
+    reading: &Reading,
     goes_on: &mut dyn FnMut() -> bool,
 ) -> Result<(), CopyError> {
     let (sender, result) = channel();
@@ -321,10 +329,34 @@ fn copy(
         if !goes_on() {
             clusters.end();
         }
+        if reading.is_stuck(clusters, STUCK) {
+            clusters.end();
+            return Err(CopyError::StuckRead);
+        }
         match result.recv_timeout(TICK) {
             Ok(result) => return result,
             Err(RecvTimeoutError::Disconnected) => return Err(CopyError::Cancelled),
             Err(RecvTimeoutError::Timeout) => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_read_of_the_disk_that_hangs_ends_the_copy_and_frees_the_guest() {
+        let clusters = Arc::new(Clusters::new(1 << 20).unwrap());
+        let reading = Reading::default();
+        let (storage, answers) = channel::<()>();
+        let of_work = reading.clone();
+        let work: Work = Box::new(move || {
+            of_work.with(true, || answers.recv()).map_err(|_| CopyError::Cancelled)
+        });
+        let copied = copy(&clusters, work, &reading, &mut || true);
+        assert!(matches!(copied, Err(CopyError::StuckRead)), "{copied:?}");
+        assert!(clusters.has_ended());
+        drop(storage);
     }
 }
