@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Creates images.
 
-use crate::file::sys;
+use crate::file::{identity_of, sys};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, linkat, open};
 use rustix::io::Errno;
 use std::fs::{self, File, Permissions};
@@ -70,7 +70,7 @@ pub enum CreateError {
 /// # Errors
 /// [`CreateError`]; its text names the cause and the remedy.
 pub fn create(path: &Path, size_bytes: u64, allocation: Allocation) -> Result<(), CreateError> {
-    create_with(path, size_bytes, |file| allocate(file, size_bytes, allocation))
+    create_with(path, size_bytes, |file| allocate(file, size_bytes, allocation)).map(drop)
 }
 
 /// Gives an empty file its size.
@@ -93,25 +93,37 @@ pub fn create_with(
     path: &Path,
     size_bytes: u64,
     fill: impl FnOnce(&File) -> io::Result<()>,
-) -> Result<(), CreateError> {
+) -> Result<File, CreateError> {
     let error = |why| error_of(path, size_bytes, why);
     // Not after the work.
     if path.symlink_metadata().is_ok() {
         return Err(error(Errno::EXIST.into()));
     }
     let made = match make_unnamed(directory(path)) {
-        Ok(file) => {
-            fill(&file).and_then(|()| file.sync_all()).and_then(|()| link_unnamed(&file, path))
-        }
+        Ok(file) => fill(&file)
+            .and_then(|()| file.sync_all())
+            .and_then(|()| link_unnamed(&file, path))
+            .map(|()| file),
         Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => make_named(path, fill),
         Err(errno) => Err(errno.into()),
     };
-    made.map_err(error)?;
-    sync_directory(path).map_err(|why| {
-        // The caller gets the first error; a failed removal adds nothing.
+    let made = made.map_err(error)?;
+    match sync_directory(path) {
+        Ok(()) => Ok(made),
+        Err(why) => {
+            remove_own(path, &made);
+            Err(error(why))
+        }
+    }
+}
+
+/// Removes the name of a new file, unless another file has got it meanwhile. The caller has another error to report, so
+/// that of the removal is lost.
+pub fn remove_own(path: &Path, file: &File) {
+    let identities = path.symlink_metadata().and_then(|found| Ok((found, file.metadata()?)));
+    if identities.is_ok_and(|(found, own)| identity_of(&found) == identity_of(&own)) {
         let _ = fs::remove_file(path);
-        error(why)
-    })
+    }
 }
 
 /// Creates a file without a name, which goes with its descriptor.
@@ -127,13 +139,13 @@ fn link_unnamed(file: &File, path: &Path) -> io::Result<()> {
 }
 
 /// As [`create_with`], on a file system that has no files without a name: under a name of its own until the end.
-fn make_named(path: &Path, fill: impl FnOnce(&File) -> io::Result<()>) -> io::Result<()> {
+fn make_named(path: &Path, fill: impl FnOnce(&File) -> io::Result<()>) -> io::Result<File> {
     let mut builder = tempfile::Builder::new();
     builder.prefix(".new.").suffix(".part").permissions(Permissions::from_mode(MODE));
     let made = builder.tempfile_in(directory(path))?;
     fill(made.as_file())?;
     made.as_file().sync_all()?;
-    made.persist_noclobber(path).map(drop).map_err(|failed| failed.error)
+    made.persist_noclobber(path).map_err(|failed| failed.error)
 }
 
 fn directory(path: &Path) -> &Path {

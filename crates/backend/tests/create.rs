@@ -3,7 +3,7 @@
 
 mod common;
 
-use backend::create::{Allocation, CreateError, create, parse_size};
+use backend::create::{Allocation, CreateError, create, create_with, parse_size, remove_own};
 use common::{DISK, TMPFS, allocated_bytes};
 use rustix::process::{Uid, getuid};
 use rustix::thread::set_thread_res_uid;
@@ -75,6 +75,20 @@ fn an_existing_file_is_neither_overwritten_nor_removed() {
         assert!(why.to_string().contains("not overwritten"), "{why}");
     }
     assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
+}
+
+#[test]
+fn only_the_own_file_is_removed() {
+    let directory = directory(DISK);
+    let path = directory.path().join("disk.raw");
+    let made = create_with(&path, MIB, |file| file.set_len(MIB)).unwrap();
+    fs::rename(&path, directory.path().join("moved")).unwrap();
+    fs::write(&path, "precious").unwrap();
+    remove_own(&path, &made);
+    assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
+    fs::rename(directory.path().join("moved"), &path).unwrap();
+    remove_own(&path, &made);
+    assert!(!path.exists());
 }
 
 #[test]

@@ -133,5 +133,7 @@ fn create_qcow2(args: &CreateArgs) -> Result<(), Error> {
         preallocation: args.preallocation.into(),
     };
     check(&image, WHAT).map_err(Error::Failure)?;
-    create::create_with(&args.path, size_bytes, |file| image.write(file)).map_err(Error::Create)
+    create::create_with(&args.path, size_bytes, |file| image.write(file))
+        .map(drop)
+        .map_err(Error::Create)
 }

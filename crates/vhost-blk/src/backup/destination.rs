@@ -14,12 +14,12 @@ use crate::failure::Failure;
 use crate::image::place::{self, Place};
 use crate::nbd::{Address, Client, ZEROES_MAX};
 use crate::values::Format;
-use backend::create::Allocation;
+use backend::create::{Allocation, remove_own};
 use backend::wrap::{CLUSTER_BYTES, Clusters};
 use qcow2::copy;
 use qcow2::create::{self, NewImage, Preallocation};
 use std::convert::Infallible;
-use std::fs::{self, File};
+use std::fs::File;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -219,9 +219,9 @@ impl Made {
                 if decided.load(Ordering::Acquire) {
                     return Err(order.cancelled(None));
                 }
-                place.fill(size_bytes)?;
+                let made = place.fill(size_bytes)?;
                 if decided.swap(true, Ordering::AcqRel) {
-                    let _ = fs::remove_file(path); // the caller has told an error
+                    remove_own(path, &made);
                 }
                 Ok(base)
             }

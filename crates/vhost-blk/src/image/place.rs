@@ -3,7 +3,7 @@
 
 use crate::create;
 use crate::failure::Failure;
-use backend::create::{error_of, sync_directory};
+use backend::create::{error_of, remove_own, sync_directory};
 use backend::file::identity_of;
 use backend::lock::{Access, LockError, lock_image};
 use backend::mark;
@@ -162,9 +162,9 @@ impl Place {
         self.new.path()
     }
 
-    /// Gives the new file its name, durably. After an error there is no new file, unless it has replaced
+    /// Gives the new file its name, durably, and returns it. After an error there is no new file, unless it has replaced
     /// another one.
-    pub(crate) fn fill(self, size_bytes: u64) -> Result<(), Failure> {
+    pub(crate) fn fill(self, size_bytes: u64) -> Result<File, Failure> {
         let Place { path, new, old } = self;
         let failed = |why: io::Error| failure(&path, size_bytes, why);
         let replaces = old.as_ref().map_or(Ok(false), |old| is_at(&path, old))?;
@@ -172,13 +172,16 @@ impl Place {
             true => new.persist(&path),
             false => new.persist_noclobber(&path),
         };
-        named.map_err(|error| failed(error.error))?;
-        sync_directory(&path).map_err(|why| {
-            if old.is_none() {
-                let _ = fs::remove_file(&path); // the first error is returned
+        let named = named.map_err(|error| failed(error.error))?;
+        match sync_directory(&path) {
+            Ok(()) => Ok(named),
+            Err(why) => {
+                if old.is_none() {
+                    remove_own(&path, &named);
+                }
+                Err(failed(why))
             }
-            failed(why)
-        })
+        }
     }
 }
 

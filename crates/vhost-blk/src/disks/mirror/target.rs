@@ -9,7 +9,7 @@ use crate::image::place::{self, Place};
 use crate::options::DiskArgs;
 use crate::values::LockMode;
 use backend::Info;
-use backend::create::{Allocation, allocate};
+use backend::create::{Allocation, allocate, remove_own};
 use backend::file::identity_of;
 use backend::lock::{Access, LockError, lock_image};
 use qcow2::AllowBacking;
@@ -56,8 +56,7 @@ impl Named {
 impl Drop for Named {
     fn drop(&mut self) {
         if let Some(path) = &self.made {
-            // The caller has another error to tell; the guest does not use the file.
-            let _ = fs::remove_file(path);
+            remove_own(path, &self.lock);
         }
     }
 }

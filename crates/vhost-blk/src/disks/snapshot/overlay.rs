@@ -3,13 +3,14 @@
 
 use super::plan::Plan;
 use crate::image::inherit;
-use backend::create::{CreateError, create_with};
-use std::fs::{self, File, Metadata};
+use backend::create::{CreateError, create_with, remove_own};
+use std::fs::{File, Metadata};
 use std::path::PathBuf;
 
 /// A new overlay; removed when it is dropped.
 pub(super) struct Overlay {
-    path: PathBuf,
+    /// Its path, and the file.
+    made: Option<(PathBuf, File)>,
 }
 
 impl Overlay {
@@ -24,30 +25,32 @@ impl Overlay {
             inherit(image, file)?;
             new.write(file)
         };
-        create_with(plan.overlay(), new.size_bytes, fill).map_err(|error| match error {
-            CreateError::Failed { .. } => format!("{error}; check the path and its permissions"),
-            CreateError::NoSpace { path, .. } => {
-                format!(
-                    "{}: no space is left; free some, or choose another directory",
-                    path.display()
-                )
-            }
-            other => other.to_string(),
-        })?;
-        Ok(Overlay { path: plan.overlay().to_owned() })
+        let made =
+            create_with(plan.overlay(), new.size_bytes, fill).map_err(|error| match error {
+                CreateError::Failed { .. } => {
+                    format!("{error}; check the path and its permissions")
+                }
+                CreateError::NoSpace { path, .. } => {
+                    format!(
+                        "{}: no space is left; free some, or choose another directory",
+                        path.display()
+                    )
+                }
+                other => other.to_string(),
+            })?;
+        Ok(Overlay { made: Some((plan.overlay().to_owned(), made)) })
     }
 
     /// Leaves the file.
     pub(super) fn keep(mut self) {
-        self.path.clear();
+        self.made = None;
     }
 }
 
 impl Drop for Overlay {
     fn drop(&mut self) {
-        if !self.path.as_os_str().is_empty() {
-            // The caller has another error to tell; the file is of no use and does no harm.
-            let _ = fs::remove_file(&self.path);
+        if let Some((path, file)) = &self.made {
+            remove_own(path, file);
         }
     }
 }
