@@ -84,7 +84,10 @@ rust=$(sed -n 's/^rust-version = "\(.*\)"$/\1/p' "$(dirname "$0")/../Cargo.toml"
 command -v cargo >/dev/null 2>&1 || [ -x "$HOME/.cargo/bin/cargo" ] ||
     no_cargo="cargo is not there: install Rust $rust or newer (by rustup), then run this again"
 # The home of sudo's root has no cargo, and installing packages needs none.
-[ -z "${no_cargo:-}" ] || [ -n "$dry_run${SUDO_USER:-}" ] || die "$no_cargo"
+if [ -n "${no_cargo:-}" ]; then
+    [ -n "$dry_run${SUDO_USER:-}" ] || die "$no_cargo"
+    say "$no_cargo"
+fi
 
 look "$@"
 [ -n "$missing" ] || { say "ready ($*)" && exit; }

@@ -107,6 +107,24 @@ void vhost_blk_submit_flush(struct vhost_blk_req *req)
 	submit_bio(&req->bio);
 }
 
+/*
+ * A multipath driver sets bi_bdev to a path, which may be removed when the bio has ended: RCU keeps
+ * it until bio_poll() has its queue. The open file keeps the disk itself, whose poll function may
+ * sleep (null_blk).
+ */
+static void vhost_blk_poll_bio(struct vhost_blk_req *req, struct io_comp_batch *iob)
+{
+	bool is_path;
+
+	rcu_read_lock();
+	is_path = READ_ONCE(req->bio.bi_bdev) != req->be->bdev;
+	if (is_path)
+		bio_poll(&req->bio, iob, BLK_POLL_ONESHOT);
+	rcu_read_unlock();
+	if (!is_path)
+		bio_poll(&req->bio, iob, BLK_POLL_ONESHOT);
+}
+
 /**
  * vhost_blk_poll_bdev - reap completions that have no interrupt
  * @q: the queue; its vq.mutex is held
@@ -122,18 +140,10 @@ void vhost_blk_poll_bdev(struct vhost_blk_queue *q)
 			list_del_init(&req->polled);
 			continue;
 		}
-		/*
-		 * A multipath driver sets bi_bdev to a path, which may be removed when the bio has
-		 * ended: RCU keeps it until bio_poll() has its queue.
-		 */
-		rcu_read_lock();
 		/* A bio that was merged into another one, or split, has no cookie. */
-		if (READ_ONCE(req->bio.bi_cookie) == BLK_QC_T_NONE) {
-			rcu_read_unlock();
+		if (READ_ONCE(req->bio.bi_cookie) == BLK_QC_T_NONE)
 			continue;
-		}
-		bio_poll(&req->bio, &iob, BLK_POLL_ONESHOT);
-		rcu_read_unlock();
+		vhost_blk_poll_bio(req, &iob);
 		/* Set by the first completion that waits in the batch. */
 		if (iob.complete)
 			iob.complete(&iob);

@@ -290,11 +290,11 @@ int virtblk_prepare_next(struct virtblk_queue *q, struct virtblk_slot *slot, str
 
 	slot->stage = virtblk_first_stage(slot->bios);
 	slot->accounted = false;
-	if (unlikely(slot->stage != VIRTBLK_DATA))
-		return 0;
 	/* A bio that the block layer has not split, although it is too long for the device. */
 	if (unlikely(segments > q->blk->seg_max))
 		return -EINVAL;
+	if (unlikely(slot->stage != VIRTBLK_DATA))
+		return 0;
 	return virtblk_prepare_stage(q, slot, segments, locked);
 }
 

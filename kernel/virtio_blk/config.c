@@ -105,16 +105,17 @@ static int virtblk_read_block_size(struct virtio_device *vdev, struct queue_limi
  */
 static int virtblk_fit_block(struct virtblk *blk, struct queue_limits *lim)
 {
-	u32 pages = DIV_ROUND_UP(lim->logical_block_size, PAGE_SIZE);
+	u32 segments = DIV_ROUND_UP(lim->logical_block_size,
+				    min_t(u32, blk->seg_bytes_max, PAGE_SIZE));
 
-	if (blk->seg_max < pages) {
+	if (blk->seg_max < segments) {
 		dev_err(&blk->vdev->dev, "requests of at most %u segments cannot hold a block of %u bytes\n",
 			blk->seg_max, lim->logical_block_size);
 		return -EINVAL;
 	}
-	/* Aligned memory has no segment more than pages. */
-	if (blk->seg_max == pages)
-		lim->dma_alignment = lim->logical_block_size - 1;
+	/* Aligned memory has no segment more than that. */
+	if (blk->seg_max == segments)
+		lim->dma_alignment = min_t(u32, lim->logical_block_size, PAGE_SIZE) - 1;
 	return 0;
 }
 

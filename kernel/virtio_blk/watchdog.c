@@ -197,8 +197,8 @@ static bool virtblk_is_busy(struct virtblk_queue *q)
  * virtblk_watchdog() - looks for requests that neither an interrupt nor a poller completes
  * @work: &virtblk.watchdog
  *
- * Runs while requests are in flight: an idle disk costs nothing. In a drain it also has a silent
- * device given up, because the time-out of requests is the administrator's to set.
+ * Runs while requests are in flight: an idle disk costs nothing. It runs until the end of a drain, and
+ * has a silent device given up, because the time-out of requests is the administrator's to set.
  */
 void virtblk_watchdog(struct work_struct *work)
 {
@@ -221,7 +221,7 @@ void virtblk_watchdog(struct work_struct *work)
 		queue_work(virtblk_wq, &blk->abort_work);
 	if (busy && lost)
 		virtblk_retry_soon(blk);
-	else if (busy)
+	else if (busy || draining)
 		virtblk_start_watchdog(blk);
 }
 
