@@ -129,13 +129,21 @@ pub fn remove_own(path: &Path, file: &File) {
 /// Creates a file without a name, which goes with its descriptor.
 fn make_unnamed(directory: &Path) -> Result<File, Errno> {
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-    open(directory, flags, Mode::from_raw_mode(MODE)).map(File::from)
+    let file = open(directory, flags, Mode::from_raw_mode(MODE)).map(File::from)?;
+    // A name is given by this path, which a chroot may lack.
+    match path_of_descriptor(&file).exists() {
+        true => Ok(file),
+        false => Err(Errno::OPNOTSUPP),
+    }
+}
+
+fn path_of_descriptor(file: &File) -> PathBuf {
+    format!("/proc/self/fd/{}", file.as_raw_fd()).into()
 }
 
 /// Gives a file without a name this one, which is free.
 fn link_unnamed(file: &File, path: &Path) -> io::Result<()> {
-    let own = format!("/proc/self/fd/{}", file.as_raw_fd());
-    Ok(linkat(CWD, own, CWD, path, AtFlags::SYMLINK_FOLLOW)?)
+    Ok(linkat(CWD, path_of_descriptor(file), CWD, path, AtFlags::SYMLINK_FOLLOW)?)
 }
 
 /// As [`create_with`], on a file system that has no files without a name: under a name of its own until the end.

@@ -2,8 +2,9 @@
 //! The limits of a disk or of a group, and changes of them.
 
 use crate::error::KernelError;
+use crate::limits::Share;
 use std::num::NonZeroU64;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 /// Limits of a disk.
@@ -95,13 +96,13 @@ pub enum GroupStart {
 }
 
 /// The source of the limits of a group.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Default)]
 pub(crate) enum Source {
     /// It has none yet.
     #[default]
     Nobody,
-    /// The file of the disk of this name.
-    File(String),
+    /// The file of the disk of this name, which may have left the group.
+    File(String, Weak<Share>),
     /// A command, or an earlier program.
     Command,
 }
@@ -111,7 +112,7 @@ impl Source {
     pub(crate) fn gives_way_to(&self, disk: &str) -> bool {
         match self {
             Source::Nobody => true,
-            Source::File(present) => disk >= present.as_str(),
+            Source::File(present, share) => disk >= present.as_str() || share.strong_count() == 0,
             Source::Command => false,
         }
     }

@@ -204,14 +204,15 @@ impl Limiter {
         Ok(differs)
     }
 
-    /// Adopts the limits of the file of `disk`, if the present ones give way. Returns whether they differ.
-    pub(crate) fn set_of_file(&self, disk: &str, limits: &Limits) -> bool {
+    /// Adopts the limits of the file of `disk`, which has this share, if the present ones give way. Returns whether
+    /// they differ.
+    pub(crate) fn set_of_file(&self, share: &Arc<Share>, disk: &str, limits: &Limits) -> bool {
         let _changes = self.changes();
         let mut order = self.order();
         if !order.source.gives_way_to(disk) {
             return false;
         }
-        order.source = Source::File(disk.to_owned());
+        order.source = Source::File(disk.to_owned(), Arc::downgrade(share));
         let differs = *limits != order.limits;
         if differs {
             self.set_in(&mut order, limits);

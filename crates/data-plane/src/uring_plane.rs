@@ -134,7 +134,8 @@ impl UringPlane {
 
     /// Gives the group of the disk the limits of a file. Returns whether they differ from the present ones.
     pub(crate) fn set_limits_of_file(&self, disk: &str, limits: &Limits) -> bool {
-        let differs = self.member.limiter().set_of_file(disk, limits);
+        let share = self.member.share();
+        let differs = self.member.limiter().set_of_file(share, disk, limits);
         if differs {
             self.limits_changed();
         }

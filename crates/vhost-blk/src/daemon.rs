@@ -52,7 +52,6 @@ pub fn daemon(args: &DaemonArgs) -> Result<(), Failure> {
         return check(&args.process, directory);
     }
     args.check()?;
-    socket::refuse_passed()?;
     // Clients, which learn of its files, have another working directory.
     let directory = args.config_dir.as_ref().map(std::path::absolute).transpose();
     let directory = directory.map_err(|error| {
@@ -64,6 +63,9 @@ pub fn daemon(args: &DaemonArgs) -> Result<(), Failure> {
     }
     let disks = Disks::new(args.process.clone(), Mode::Many(directory));
     let taken = upgrade::take()?;
+    if taken.is_none() {
+        socket::refuse_passed()?;
+    }
     run(&disks, signals, taken, |taken| {
         // Later reloads bring the disks of the directory to the files' present state, as before.
         if let Some(Taken { disks: all, failed, upgraded, .. }) = taken {
@@ -148,6 +150,7 @@ fn run(
             tracing::error!(%failure, "the start has failed: ending its disks");
         }
         if !disks.wait_at_most(signals::DRAIN_MAX) {
+            signals::wait_for_closing(|| disks.are_closing());
             disks.remove_socket_files();
             disks.remove_parts();
         }
@@ -209,12 +212,13 @@ fn begin_pidfile(
     taken: Option<&mut Taken>,
     files: &SocketFiles,
 ) -> Result<(), Failure> {
+    let is_first = taken.is_none();
     match (taken.and_then(|taken| taken.pidfile.take()), &disks.process.pidfile) {
         (Some(taken), _) => keep_pidfile(disks, taken, files),
         (None, Some(path)) => {
             pidfile::check(path)?;
             // Before a guest is served: the file is written when all disks have started.
-            pidfile::check_directory(path)
+            if is_first { pidfile::check_directory(path) } else { Ok(()) }
         }
         (None, None) => Ok(()),
     }

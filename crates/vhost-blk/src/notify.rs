@@ -6,16 +6,22 @@ use std::io;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::time::Duration;
+
+/// Maximum wait for room in the queue of the service manager.
+const SEND_MAX: Duration = Duration::from_secs(1);
 
 /// Sends `state` (such as `READY=1`) to the service manager, if there is one. Logs a warning if the
-/// manager cannot be reached.
-pub fn notify(state: &str) {
+/// manager cannot be reached. Returns whether it has the message, or there is none.
+pub fn notify(state: &str) -> bool {
     let Some(name) = std::env::var_os("NOTIFY_SOCKET").filter(|name| !name.is_empty()) else {
-        return;
+        return true;
     };
-    if let Err(error) = send(&name, state) {
+    let sent = send(&name, state);
+    if let Err(error) = &sent {
         tracing::warn!(%error, state, "cannot notify the service manager");
     }
+    sent.is_ok()
 }
 
 /// The state of a reload that begins (`Type=notify-reload`).
@@ -31,8 +37,8 @@ fn send(name: &OsStr, state: &str) -> io::Result<()> {
         _ => SocketAddr::from_pathname(name)?,
     };
     let socket = UnixDatagram::unbound()?;
-    // A manager that does not read must not keep a disk waiting.
-    socket.set_nonblocking(true)?;
+    // A manager that does not read must not keep a disk waiting for long.
+    socket.set_write_timeout(Some(SEND_MAX))?;
     socket.send_to_addr(state.as_bytes(), &address).map(|_| ())
 }
 

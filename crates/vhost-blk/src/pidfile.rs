@@ -9,6 +9,8 @@ use crate::failure::Failure;
 use crate::socket_file::{self, SocketFile};
 use backend::file::identity_of;
 use rustix::fs::{Access, access};
+use rustix::io::Errno;
+use rustix::process::{Pid, test_kill_process};
 use std::fmt::Display;
 use std::fs::{self, File, TryLockError};
 use std::io::{self, ErrorKind, Read, Write};
@@ -58,7 +60,9 @@ pub(crate) fn check(path: &Path) -> Result<(), Failure> {
 
 /// Returns whether a process has this id.
 fn is_alive(id: &str) -> bool {
-    Path::new("/proc").join(id).exists()
+    let pid = id.parse().ok().and_then(Pid::from_raw);
+    // Any other error, such as EPERM, is one of a process that exists.
+    pid.is_none_or(|pid| test_kill_process(pid) != Err(Errno::SRCH))
 }
 
 /// Checks that a file can be made in the directory of `path`.

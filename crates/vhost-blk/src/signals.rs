@@ -102,6 +102,14 @@ fn reason(signal: &Taken) -> StopReason {
     }
 }
 
+/// Waits for disks without requests in flight that write what the next program needs, for [`CLOSE_MAX`] at most.
+pub(crate) fn wait_for_closing(are_closing: impl Fn() -> bool) {
+    let deadline = Instant::now() + CLOSE_MAX;
+    while are_closing() && Instant::now() < deadline {
+        std::thread::sleep(CLOSE_LOOK);
+    }
+}
+
 /// Acts at each signal; after a request to stop, leaves without a drain at the latest at its limit.
 fn watch(signals: &StopSignals, acts: Acts, gate: &Gate) -> io::Result<()> {
     let Acts { stop, mut reload, are_closing, last } = acts;
@@ -121,10 +129,7 @@ fn watch(signals: &StopSignals, acts: Acts, gate: &Gate) -> io::Result<()> {
     stop(reason(&signal));
     tracing::info!(signal = signal.number, "asked to stop");
     std::thread::sleep(DRAIN_MAX);
-    let deadline = Instant::now() + CLOSE_MAX;
-    while are_closing() && Instant::now() < deadline {
-        std::thread::sleep(CLOSE_LOOK);
-    }
+    wait_for_closing(are_closing);
     tracing::warn!("leaving with I/O in flight: the storage did not complete it in time");
     last();
     log::flush();

@@ -52,7 +52,7 @@ fn ping(disks: &Disks, interval: Duration) {
     loop {
         let begin = Instant::now();
         match disks.silent_thread(interval) {
-            None => notify::notify("WATCHDOG=1"),
+            None => drop(notify::notify("WATCHDOG=1")),
             Some(thread) => tracing::error!(
                 thread,
                 ?interval,

@@ -7,36 +7,44 @@
 
 use super::{Disks, NewDisk};
 use crate::failure::Failure;
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
+use vhost_user::Control;
 
 /// Interval of the look at the client.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// A look at the files of a disk; ends with the drop.
+/// A look at the files of a disk; ends with the drop. No upgrade begins meanwhile.
 struct Looking {
     disks: Arc<Disks>,
     name: String,
+    control: Arc<Control>,
+    _sign: Arc<()>,
 }
 
 impl Looking {
     /// The look of a disk, if there is no other one.
-    fn begin(disks: &Arc<Disks>, name: &str) -> Option<Looking> {
-        let is_only = disks.lock().looking.insert(name.to_owned());
-        is_only.then(|| Looking { disks: Arc::clone(disks), name: name.to_owned() })
+    fn begin(disks: &Arc<Disks>, name: &str, what: &str) -> Result<Option<Looking>, Failure> {
+        let sign = disks.wait_for_storage(name, what)?;
+        let mut state = disks.lock();
+        let control = Arc::clone(&state.entry(name)?.control);
+        if state.looking.iter().any(|other| Arc::ptr_eq(other, &control)) {
+            return Ok(None);
+        }
+        state.looking.push(Arc::clone(&control));
+        Ok(Some(Looking { disks: Arc::clone(disks), name: name.to_owned(), control, _sign: sign }))
     }
 }
 
 impl Drop for Looking {
     fn drop(&mut self) {
-        self.disks.lock().looking.remove(&self.name);
+        self.disks.lock().looking.retain(|other| !Arc::ptr_eq(other, &self.control));
     }
 }
 
-/// Names of the disks whose files a thread looks at.
-pub(super) type LookedAt = BTreeSet<String>;
+/// The disks whose files a thread looks at.
+pub(super) type LookedAt = Vec<Arc<Control>>;
 
 impl Disks {
     /// Adds a disk for a client, and waits for it as long as `go_on` says so. `saves`: writes its file, too. Returns the
@@ -86,9 +94,15 @@ impl Disks {
         go_on: impl Fn() -> bool,
     ) -> Result<T, Failure> {
         let (what, remedy) = (format!("look at the files of {name}"), "check its storage");
-        let Some(looking) = Looking::begin(self, name) else {
-            let why = "an earlier look at them has not ended";
-            return Err(Failure::run(what, why, remedy));
+        let looking = loop {
+            match Looking::begin(self, name, &what)? {
+                Some(looking) => break looking,
+                None if go_on() => std::thread::sleep(LOOK),
+                None => {
+                    let why = "an earlier look at them has not ended";
+                    return Err(Failure::run(what, why, remedy));
+                }
+            }
         };
         let act = move || look(&looking.disks, &looking.name);
         apart(&what, act, || match go_on() {

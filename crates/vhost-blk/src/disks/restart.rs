@@ -14,7 +14,7 @@ use super::live::Live;
 use super::reload::{Known, Outcome, until};
 use super::removal::{Purpose, Which};
 use super::starting::{Failed, Opening, Reservation};
-use super::{Disks, Slot, State, changing, saving};
+use super::{Disks, Origin, Slot, State, changing, saving};
 use crate::disk::LockWait;
 use crate::disks::changing::DISK_MAX;
 use crate::events::Change;
@@ -52,23 +52,42 @@ impl Disks {
         let reservation = Arc::new(self.stop_for_restart(what, name, known, &new)?);
         self.wait_for_end(name, known)?;
         let opened = self.open_again(&reservation, new, known.args.clone());
-        self.keep_live(name, known, &status);
+        if !matches!(opened, Ok(Outcome::Removed)) {
+            self.keep_live(name, known, &status);
+        }
         opened
     }
 
     /// Gives a disk that has started again the options that commands had changed and that its file leaves as they were.
     fn keep_live(&self, name: &str, known: &Known, status: &Status) {
-        let started = match self.lock().table.get(name) {
-            Some(Slot::Served(entry)) => Known::of(entry),
-            _ => return,
+        let (started, shares_group) = {
+            let state = self.lock();
+            let started = match state.table.get(name) {
+                Some(Slot::Served(entry)) if entry.origin == Origin::Directory => Known::of(entry),
+                _ => return,
+            };
+            let is_other = |(other, slot): (&String, &Slot)| match slot {
+                Slot::Served(entry) => {
+                    other != name && entry.args.limit_group == started.args.limit_group
+                }
+                _ => false,
+            };
+            let shares_group = started.args.limit_group.is_some();
+            let shares_group = shares_group && state.table.iter().any(is_other);
+            (started, shares_group)
         };
-        let kept = kept_live(&started.args, &known.args, status);
-        let Err(failure) = changing::change(name, &started.control, &started.args, &kept) else {
-            return;
-        };
-        tracing::warn!(%failure, "options that commands had changed are those of the file again");
-        if let Some(entry) = self.lock().in_table(&started.control) {
-            entry.notices.push(format!("options that commands had changed are lost: {failure}"));
+        // Apart: a front-end that has connected meanwhile refuses one cache mode.
+        for part in [Live::Limits, Live::Errors, Live::Cache] {
+            let live = Kept { started: &started.args, before: &known.args, shares_group };
+            let Some((old, new)) = live.part(part, status) else { continue };
+            let Err(failure) = changing::change(name, &started.control, &old, &new) else {
+                continue;
+            };
+            tracing::warn!(%failure, "options that commands had changed are those of the file");
+            if let Some(entry) = self.lock().in_table(&started.control) {
+                let notice = format!("options that commands had changed are lost: {failure}");
+                entry.notices.push(notice);
+            }
         }
     }
 
@@ -192,16 +211,37 @@ impl State {
     }
 }
 
-/// The options with which a disk goes on: `started`, with the present ones of each part in which its file has not
-/// changed since `before`.
-fn kept_live(started: &DiskArgs, before: &DiskArgs, status: &Status) -> DiskArgs {
-    let present = saving::present(before.clone(), status);
-    [Live::Limits, Live::Cache, Live::Errors].into_iter().fold(started.clone(), |args, part| {
-        match part.put(started, before.clone()) == *before {
-            true => part.put(&present, args),
-            false => args,
+/// The options of a disk that has started again.
+struct Kept<'a> {
+    started: &'a DiskArgs,
+    /// Those before.
+    before: &'a DiskArgs,
+    /// Its group has other disks, and has kept its limits.
+    shares_group: bool,
+}
+
+impl Kept<'_> {
+    /// The change of a part that the disk needs: from the first options to the second ones. `status`: that of before.
+    fn part(&self, part: Live, status: &Status) -> Option<(DiskArgs, DiskArgs)> {
+        let Kept { started, before, shares_group } = *self;
+        let has_changed = part.put(started, before.clone()) != *before;
+        match (part, shares_group, has_changed) {
+            // The start has changed the limits of no group that has some.
+            (Live::Limits, true, true) => {
+                let none = DiskArgs {
+                    limit_group: started.limit_group.clone(),
+                    ..started.without_limits()
+                };
+                Some((none, started.clone()))
+            }
+            (Live::Limits, true, false) | (_, _, true) => None,
+            (_, _, false) => {
+                let present = saving::present(before.clone(), status);
+                let kept = part.put(&present, started.clone());
+                (kept != *started).then(|| (started.clone(), kept))
+            }
         }
-    })
+    }
 }
 
 #[cfg(test)]

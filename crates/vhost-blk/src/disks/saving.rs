@@ -48,6 +48,10 @@ impl Disks {
         // In this turn: an earlier status could lack the change of another client, which has saved it.
         let status = &changing::status(&what, &control)?;
         let now = present(args.clone(), status);
+        let of_group = match part.has("limit-") {
+            true => self.prepare_group(name, status).map_err(failed)?,
+            false => Vec::new(),
+        };
         match origin {
             Origin::Directory => {
                 let args = part.put(&now, args);
@@ -64,16 +68,27 @@ impl Disks {
             let args = saved(entry.args.clone(), origin, status, part).map_err(failed)?;
             (entry.args, entry.origin) = (args, Origin::Directory);
         }
-        if part.has("limit-") {
-            self.save_group(name, status).map_err(failed)?;
+        for (other, config) in of_group {
+            config.replace(false).map_err(failed)?;
+            match self.lock().table.get_mut(&other) {
+                Some(Slot::Served(entry)) => entry.args = with_limits(entry.args.clone(), status),
+                Some(Slot::Failed(it)) => {
+                    it.args = it.args.take().map(|args| with_limits(args, status))
+                }
+                _ => {}
+            }
         }
         Ok(path)
     }
 
-    /// Writes the limits of the group of a disk into the files of its other disks, where they differ: the next start
+    /// Writes the limits of the group of a disk into new files of its other disks, where they differ: the next start
     /// would give the group those of one of them.
-    fn save_group(&self, name: &str, status: &Status) -> Result<(), String> {
-        let Some(group) = status.limit_group.as_deref() else { return Ok(()) };
+    fn prepare_group(
+        &self,
+        name: &str,
+        status: &Status,
+    ) -> Result<Vec<(String, NewConfig)>, String> {
+        let Some(group) = status.limit_group.as_deref() else { return Ok(Vec::new()) };
         let of_group = |args: &DiskArgs| {
             args.limit_group.as_deref() == Some(group)
                 && args.limits().is_set()
@@ -82,23 +97,24 @@ impl Disks {
         let others: Vec<_> = {
             let state = self.lock();
             let found = state.table.iter().filter_map(|(other, slot)| match slot {
-                Slot::Served(entry) if entry.origin == Origin::Directory => Some((other, entry)),
+                // The file of a disk that is stopping may have gone.
+                Slot::Served(entry) if entry.origin == Origin::Directory && !entry.stop.asked() => {
+                    Some((other, &entry.args))
+                }
+                Slot::Failed(failed) => Some((other, failed.args.as_ref()?)),
                 _ => None,
             });
             found
-                .filter(|(other, entry)| *other != name && of_group(&entry.args))
-                .map(|(other, entry)| (other.clone(), entry.args.clone(), entry.control.clone()))
+                .filter(|(other, args)| *other != name && of_group(args))
+                .map(|(other, args)| (other.clone(), args.clone()))
                 .collect()
         };
-        for (other, args, control) in others {
+        let prepare = |(other, args): (String, DiskArgs)| {
             let path = self.config_path("save", &other).map_err(|failure| failure.why)?;
-            let args = with_limits(args, status);
-            NewConfig::prepare_live(&path, &args, Live::Limits)?.replace(false)?;
-            if let Some(entry) = self.lock().with_device(&control) {
-                entry.args = with_limits(entry.args.clone(), status);
-            }
-        }
-        Ok(())
+            let config = NewConfig::prepare_live(&path, &with_limits(args, status), Live::Limits)?;
+            Ok((other, config))
+        };
+        others.into_iter().map(prepare).collect()
     }
 
     /// Saves a disk that was added a moment ago, and removes it if that fails.

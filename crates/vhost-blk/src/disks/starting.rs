@@ -242,7 +242,9 @@ impl Disks {
     pub fn tell_manager_from_now(&self, first: &str) {
         self.tells_manager.store(true, Ordering::Relaxed);
         match self.mode {
-            Mode::One => notify::notify(first),
+            Mode::One => {
+                notify::notify(first);
+            }
             Mode::Many(_) => self.tell(Some(first)),
         }
     }
@@ -258,12 +260,14 @@ impl Disks {
         // Locked until the message is sent: the last message has the last numbers.
         let mut told = self.told_manager.lock().unwrap_or_else(PoisonError::into_inner);
         let status = self.lock().counted();
-        match first {
+        let is_told = match first {
             Some(first) => notify::notify(&format!("{first}\nSTATUS={status}")),
             None if *told != status => notify::notify(&format!("STATUS={status}")),
-            None => {}
+            None => return,
+        };
+        if is_told {
+            *told = status;
         }
-        *told = status;
     }
 }
 

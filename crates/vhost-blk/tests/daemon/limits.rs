@@ -235,3 +235,24 @@ fn saved_limits_of_a_group_are_those_of_all_its_files() {
     restart(&mut rig);
     assert_eq!((limits(&rig, "a"), limits(&rig, "c")), (of_group(80), of_group(80)));
 }
+
+#[test]
+fn a_restart_of_a_disk_gives_its_group_the_limits_that_its_file_has_new() {
+    let of_a = |more: &str| file("a", &format!("limit-group = 'g'\n{more}"));
+    let of_b = |more: &str| file("b", &format!("limit-group = 'g'\n{more}"));
+    let rig = Rig::of_directory(&[("a", &of_a("limit-iops = 900")), ("b", &of_b(""))]);
+    rig.write_file("a", &of_a("limit-iops = 300"));
+    rig.write_file("b", &of_b("serial = 'new'"));
+    assert_eq!(rig.ok("reload"), "a: changed\nb: restarted\n");
+    assert_eq!((limits(&rig, "a"), limits(&rig, "b")), (of_group(300), of_group(300)));
+    rig.ok("limit b --iops 500");
+    rig.write_file("a", &of_a("limit-iops = 200\nserial = 'new'"));
+    assert_eq!(rig.ok("reload"), "a: restarted\n");
+    assert_eq!((limits(&rig, "a"), limits(&rig, "b")), (of_group(200), of_group(200)));
+    // The limits of a command stay in a group whose only disk starts again.
+    rig.ok("remove b --save");
+    rig.ok("limit a --iops 600");
+    rig.write_file("a", &of_a("limit-iops = 200\nserial = 'newer'"));
+    assert_eq!(rig.ok("reload"), "a: restarted\n");
+    assert_eq!(limits(&rig, "a"), of_group(600));
+}
