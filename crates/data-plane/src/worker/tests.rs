@@ -73,11 +73,21 @@ impl Rig {
     }
 
     fn polling(poll_max: Duration, batch_size: Option<usize>, operations: u32) -> Self {
+        Rig::holding(Coalesce::Off, poll_max, batch_size, operations)
+    }
+
+    /// A thread that holds calls.
+    fn holding(
+        coalesce: Coalesce,
+        poll_max: Duration,
+        batch_size: Option<usize>,
+        operations: u32,
+    ) -> Self {
         let [mail_fd, wake] = [(); 2].map(|()| EventFd::new(EFD_NONBLOCK).unwrap());
         let (postbox, inbox) = Postbox::new(wake);
         let uring = Uring::new().expect("an io_uring");
         let batch_size = BatchSize::new(batch_size);
-        let mut worker = Worker::new(uring, poll_max, batch_size, Coalesce::Off, inbox, mail_fd);
+        let mut worker = Worker::new(uring, poll_max, batch_size, coalesce, inbox, mail_fd);
         let lane = Box::new(Steps { operations, left: HashMap::new() });
         let limiter = Limiter::new(None);
         let share = Arc::clone(limiter.join().share());
@@ -243,6 +253,20 @@ fn a_call_that_the_driver_does_not_want_is_counted_apart() {
     assert_eq!(counts_of(4, false), (0, 1), "one publication");
     assert_eq!(counts_of(8, false), (0, 2));
     assert_eq!(counts_of(8, true), (1, 1), "the driver wants one for the first of them only");
+}
+
+/// Whatever the time between the turns: each of them publishes, and no other one looks at the held call.
+#[test]
+fn a_call_that_comes_with_a_later_one_is_counted() {
+    let mut rig = Rig::holding(Coalesce::On, Duration::from_secs(3600), None, 0);
+    for coalesced in [0, 1] {
+        assert!(rig.guest.queue().arm_calls(), "nothing is left");
+        rig.add(1);
+        assert!(rig.worker.turn());
+        assert_eq!(rig.collected(), 1);
+        assert_eq!(rig.stats().coalesced, coalesced);
+    }
+    assert!(rig.stats().calls <= 1, "{:?}", rig.stats());
 }
 
 #[test]
