@@ -255,7 +255,7 @@ fn a_call_that_the_driver_does_not_want_is_counted_apart() {
     assert_eq!(counts_of(8, true), (1, 1), "the driver wants one for the first of them only");
 }
 
-/// Whatever the time between the turns: each of them publishes, and no other one looks at the held call.
+/// Each turn publishes, and none comes between them that could end the hold: the time does not matter.
 #[test]
 fn a_call_that_comes_with_a_later_one_is_counted() {
     let mut rig = Rig::holding(Coalesce::On, Duration::from_secs(3600), None, 0);
