@@ -67,7 +67,7 @@ const HELD_GPA: u64 = 1 << 30;
 const PIECE_BYTES: u64 = 32 << 20;
 /// A disk that answers late enough for another ioctl to begin meanwhile.
 const SLOW: NullBlkOptions =
-    NullBlkOptions { irqmode: 2, completion_ns: 2_000_000_000, ..NullBlkOptions::USUAL };
+    NullBlkOptions { irqmode: 2, completion_ns: 300_000_000, ..NullBlkOptions::USUAL };
 
 /// Owns a device that reads into memory whose pages wait for a userfaultfd of this process; the case kills it.
 pub(crate) fn own_faulting(env: &Env) -> Result<()> {
