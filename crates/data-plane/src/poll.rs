@@ -4,8 +4,7 @@
 //! A short sleep suggests that polling would have found the work sooner. The cost of a wake-up is
 //! part of a sleep, is unknown, and differs by a factor of a hundred between hosts. Therefore a
 //! trial decides: the thread continues to poll while most polls find work, and otherwise pauses,
-//! for longer each time. A long sleep ends polling until the next short one; the poll before it counts
-//! like every other one.
+//! for longer each time. A long sleep ends polling at once.
 //!
 //! There is a trial for each of two waits, since one of them may pay and the other not: for drivers
 //! alone, while the storage works on no request, and for the storage as well. A driver that sleeps
@@ -164,16 +163,14 @@ impl AdaptivePoll {
     /// Records a sleep of the duration `slept` and decides whether to poll before the next one.
     fn slept(&mut self, slept: Duration) -> Option<Polled> {
         let missed = (self.looks > 0).then(|| Polled { won: false, nanos: self.end() });
-        let long = slept > self.max + WAKE_UP_MAX || self.max.is_zero();
-        if missed.is_some() {
+        if slept > self.max + WAKE_UP_MAX || self.max.is_zero() {
+            self.polling = false;
+        } else if missed.is_some() {
             self.miss();
-        } else if !long && !self.pause.pass() && !self.polling {
+        } else if !self.pause.pass() && !self.polling {
             self.polling = true;
-            if self.score == 0 {
-                self.score = SCORE_TRIAL;
-            }
+            self.score = SCORE_TRIAL;
         }
-        self.polling &= !long;
         missed
     }
 
@@ -212,38 +209,6 @@ mod tests {
         poll.slept(SHORT);
         poll.slept(LONG);
         assert!(!polls(&mut poll));
-    }
-
-    /// Large requests on a disk: the driver comes back at once, and then the disk takes its time.
-    #[test]
-    fn a_short_wait_before_each_long_one_does_not_keep_polling_alive() {
-        let mut poll = AdaptivePoll::new(MAX);
-        let mut polled = 0;
-        for _ in 0..1000 {
-            if polls(&mut poll) {
-                poll.worked();
-            } else {
-                poll.slept(SHORT);
-            }
-            polled += u32::from(polls(&mut poll));
-            poll.slept(LONG);
-        }
-        assert!(polled < 30, "{polled} of 1000 waits for the disk had a poll");
-    }
-
-    /// Bursts of requests with a pause after each.
-    #[test]
-    fn a_long_sleep_after_many_hits_does_not_cost_a_trial() {
-        let mut poll = AdaptivePoll::new(MAX);
-        for _ in 0..20 {
-            poll.slept(SHORT);
-            for _ in 0..SCORE_MAX {
-                assert!(polls(&mut poll));
-                poll.worked();
-            }
-            assert!(polls(&mut poll));
-            poll.slept(LONG);
-        }
     }
 
     #[test]
