@@ -4,7 +4,7 @@
 //! A short sleep suggests that polling would have found the work sooner. The cost of a wake-up is
 //! part of a sleep, is unknown, and differs by a factor of a hundred between hosts. Therefore a
 //! trial decides: the thread continues to poll while most polls find work, and otherwise pauses,
-//! for longer each time. A long sleep ends polling at once.
+//! for longer each time. A long sleep ends polling until the next short one, and keeps the score.
 //!
 //! There is a trial for each of two waits, since one of them may pay and the other not: for drivers
 //! alone, while the storage works on no request, and for the storage as well. A driver that sleeps
@@ -163,13 +163,16 @@ impl AdaptivePoll {
     /// Records a sleep of the duration `slept` and decides whether to poll before the next one.
     fn slept(&mut self, slept: Duration) -> Option<Polled> {
         let missed = (self.looks > 0).then(|| Polled { won: false, nanos: self.end() });
+        if missed.is_some() {
+            self.miss();
+        }
         if slept > self.max + WAKE_UP_MAX || self.max.is_zero() {
             self.polling = false;
-        } else if missed.is_some() {
-            self.miss();
-        } else if !self.pause.pass() && !self.polling {
+        } else if missed.is_none() && !self.pause.pass() && !self.polling {
             self.polling = true;
-            self.score = SCORE_TRIAL;
+            if self.score == 0 {
+                self.score = SCORE_TRIAL;
+            }
         }
         missed
     }
@@ -228,6 +231,33 @@ mod tests {
         }
         assert!(sleeps_until_polling.is_sorted());
         assert_eq!(sleeps_until_polling.last(), Some(&(PAUSE_SLEEPS_MAX + 1)));
+    }
+
+    #[test]
+    fn polls_before_long_sleeps_are_misses() {
+        let mut poll = AdaptivePoll::new(MAX);
+        let mut missed = 0;
+        for sleep in 0..10_000 {
+            polls(&mut poll);
+            missed += u32::from(poll.slept(if sleep % 2 == 0 { SHORT } else { LONG }).is_some());
+        }
+        assert!(missed < 50, "{missed} polls found nothing");
+    }
+
+    #[test]
+    fn a_long_sleep_after_each_burst_does_not_end_polling_in_it() {
+        let mut poll = AdaptivePoll::new(MAX);
+        poll.slept(SHORT);
+        for _ in 0..100 {
+            for _ in 0..SCORE_MAX {
+                assert!(polls(&mut poll));
+                poll.worked();
+            }
+            polls(&mut poll);
+            poll.slept(LONG);
+            assert!(!polls(&mut poll));
+            poll.slept(SHORT);
+        }
     }
 
     #[test]
