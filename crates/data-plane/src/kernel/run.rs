@@ -85,9 +85,8 @@ impl Run {
         let storage = disk.kernel_file().map_err(|why| KernelError::Unsuited(why.into()))?;
         let device = VhostBlk::open(&options.path)?;
         device.set_num_queues(options.num_queues.into())?;
-        let mut workers = Workers::before_owner(options.workers, &options.cpus);
-        device.set_owner().map_err(core("VHOST_SET_OWNER"))?;
-        workers.owned();
+        let own = || device.set_owner().map_err(core("VHOST_SET_OWNER"));
+        let workers = Workers::start(options.workers, &options.cpus, own)?;
         let known = device.get_features().map_err(core("VHOST_GET_FEATURES"))?;
         let common = Common::of(setup);
         if let Some(log) = &common.log {

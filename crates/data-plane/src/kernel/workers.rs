@@ -4,8 +4,10 @@
 
 use super::device::VhostBlk;
 use crate::affinity;
+use crate::error::KernelError;
 use std::collections::HashSet;
 use std::fs;
+use std::sync::{Mutex, PoisonError};
 
 /// The workers of one open device; queues are distributed over them in turn.
 #[derive(Debug)]
@@ -13,22 +15,24 @@ pub(super) struct Workers {
     /// Ids of the workers. `None`: the device's first worker, and workers that do not exist yet.
     slots: Vec<Option<u32>>,
     cpus: Vec<usize>,
-    /// Threads that existed before the last worker.
-    known: HashSet<i32>,
     /// The vhost core supports only one worker.
     only_one: bool,
 }
 
 impl Workers {
-    /// Must precede VHOST_SET_OWNER, which starts the first worker.
-    pub(super) fn before_owner(count: usize, cpus: &[usize]) -> Self {
+    /// Runs `own`, which sets the owner and so starts the first worker of the device, and pins this worker.
+    ///
+    /// # Errors
+    /// Those of `own`.
+    pub(super) fn start(
+        count: usize,
+        cpus: &[usize],
+        own: impl FnOnce() -> Result<(), KernelError>,
+    ) -> Result<Self, KernelError> {
         let slots = vec![None; count.max(1)];
-        Workers { slots, cpus: cpus.to_vec(), known: vhost_threads(), only_one: false }
-    }
-
-    /// Pins the first worker, after VHOST_SET_OWNER.
-    pub(super) fn owned(&mut self) {
-        self.pin_new(0);
+        let workers = Workers { slots, cpus: cpus.to_vec(), only_one: false };
+        workers.pinned(0, own)?;
+        Ok(workers)
     }
 
     /// Attaches queue `index` to its worker, or leaves it to the only worker.
@@ -39,7 +43,7 @@ impl Workers {
         }
         let worker = match self.slots[slot] {
             Some(id) => Ok(id),
-            None => device.new_worker().inspect(|_| self.pin_new(slot)),
+            None => self.pinned(slot, || device.new_worker()),
         };
         let attached = worker.and_then(|id| {
             self.slots[slot] = Some(id);
@@ -56,25 +60,36 @@ impl Workers {
         }
     }
 
-    fn pin_new(&mut self, slot: usize) {
+    /// Runs `start`, which starts a worker, and pins it to the CPU of `slot`.
+    fn pinned<T>(
+        &self,
+        slot: usize,
+        start: impl FnOnce() -> Result<T, KernelError>,
+    ) -> Result<T, KernelError> {
+        /// A comparison finds the new thread: no other device may start one meanwhile, pinned or not.
+        static STARTING: Mutex<()> = Mutex::new(());
+        let _starting = STARTING.lock().unwrap_or_else(PoisonError::into_inner);
         if self.cpus.is_empty() {
-            return;
+            return start();
         }
-        let cpu = self.cpus[slot % self.cpus.len()];
-        let now = vhost_threads();
-        let new: Vec<i32> = now.difference(&self.known).copied().collect();
-        if new.is_empty() {
-            tracing::warn!(
-                cpu,
-                "the kernel's worker is no thread of this process: it is not pinned"
-            );
+        let known = vhost_threads();
+        let started = start()?;
+        pin_new(&known, self.cpus[slot % self.cpus.len()]);
+        Ok(started)
+    }
+}
+
+/// Pins the workers that are not in `known` to `cpu`.
+fn pin_new(known: &HashSet<i32>, cpu: usize) {
+    let now = vhost_threads();
+    let mut new = now.difference(known).peekable();
+    if new.peek().is_none() {
+        tracing::warn!(cpu, "the kernel's worker is no thread of this process: it is not pinned");
+    }
+    for &thread in new {
+        if let Err(error) = affinity::pin_thread(thread, cpu) {
+            tracing::warn!(cpu, %error, "the kernel's worker cannot be pinned");
         }
-        for thread in new {
-            if let Err(error) = affinity::pin_thread(thread, cpu) {
-                tracing::warn!(cpu, %error, "the kernel's worker cannot be pinned");
-            }
-        }
-        self.known = now;
     }
 }
 
@@ -97,6 +112,8 @@ fn is_worker_name(name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::mpsc;
+    use std::thread::{self, JoinHandle};
 
     #[test]
     fn the_kernels_workers_are_told_from_the_daemons_own_threads() {
@@ -106,22 +123,57 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_thread_with_a_workers_name_is_found_and_pinned() {
-        let (done, wait) = std::sync::mpsc::channel::<()>();
-        let before = vhost_threads();
-        let mut workers = Workers::before_owner(1, &[0]);
-        let (ready, is_ready) = std::sync::mpsc::channel();
+    /// A thread with a worker's name. It ends when the sender is dropped, and returns the number of its CPUs.
+    type Started = (mpsc::Sender<()>, JoinHandle<usize>);
+
+    fn start_worker(number: u32) -> Started {
+        let (done, wait) = mpsc::channel::<()>();
+        let (ready, is_ready) = mpsc::channel();
         let body = move || {
             ready.send(()).unwrap();
-            wait.recv().unwrap();
-            std::thread::available_parallelism().unwrap().get()
+            let _ = wait.recv();
+            thread::available_parallelism().unwrap().get()
         };
-        let thread = std::thread::Builder::new().name("vhost-77".into()).spawn(body).unwrap();
+        let named = thread::Builder::new().name(format!("vhost-{number}"));
+        let thread = named.spawn(body).unwrap();
         is_ready.recv().unwrap();
-        workers.owned();
-        assert_eq!(workers.known.len(), before.len() + 1);
-        done.send(()).unwrap();
-        assert_eq!(thread.join().unwrap(), 1, "CPUs that the thread may use");
+        (done, thread)
+    }
+
+    fn cpus_of((done, thread): Started) -> usize {
+        drop(done);
+        thread.join().unwrap()
+    }
+
+    #[test]
+    fn the_new_worker_is_pinned_and_no_other() {
+        let all = thread::available_parallelism().unwrap().get();
+        let before = start_worker(76);
+        let mut started = None;
+        let own = || {
+            started = Some(start_worker(77));
+            Ok(())
+        };
+        Workers::start(1, &[0], own).unwrap();
+        assert_eq!(cpus_of(started.unwrap()), 1, "CPUs that the thread may use");
+        assert_eq!(cpus_of(before), all, "CPUs of the worker of another device");
+    }
+
+    #[test]
+    fn a_worker_that_starts_beside_a_pinned_one_keeps_its_cpus() {
+        let all = thread::available_parallelism().unwrap().get();
+        let start = |cpus: &[usize]| {
+            let mut started = None;
+            let own = || {
+                started = Some(start_worker(78));
+                Ok(())
+            };
+            Workers::start(1, cpus, own).unwrap();
+            cpus_of(started.unwrap())
+        };
+        thread::scope(|scope| {
+            scope.spawn(|| (0..100).for_each(|_| assert_eq!(start(&[0]), 1)));
+            (0..100).for_each(|_| assert_eq!(start(&[]), all));
+        });
     }
 }
