@@ -46,7 +46,7 @@ int vhost_blk_check_writable(const struct vhost_blk_req *req)
 
 	if (be->read_only || READ_ONCE(req->q->blk->opt.flags) & VHOST_BLK_OPT_READ_ONLY)
 		return -EIO;
-	return be->bdev && bdev_read_only(be->bdev) ? -EROFS : 0;
+	return vhost_blk_became_read_only(be) ? -EROFS : 0;
 }
 
 /* Without FLUSH, or with the cache in write-through mode, a write is durable when it completes. */

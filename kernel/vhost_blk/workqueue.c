@@ -119,7 +119,7 @@ static int vhost_blk_do_range(struct vhost_blk_req *req, const struct vhost_blk_
 		if (vhost_blk_should_abort(req))
 			return READ_ONCE(req->be->dead) ? -ENODEV : -EIO;
 		/* The owner's option is for requests taken after it. */
-		if (req->be->bdev && bdev_read_only(req->be->bdev))
+		if (vhost_blk_became_read_only(req->be))
 			return -EROFS;
 		if (vhost_blk_skips_rest(req))
 			return 0;

@@ -99,7 +99,7 @@ pub fn create_with(
     if path.symlink_metadata().is_ok() {
         return Err(error(Errno::EXIST.into()));
     }
-    let made = match make_unnamed(directory(path)) {
+    let made = match make_unnamed(directory_of(path)) {
         Ok(file) => fill(&file)
             .and_then(|()| file.sync_all())
             .and_then(|()| link_unnamed(&file, path))
@@ -150,13 +150,14 @@ fn link_unnamed(file: &File, path: &Path) -> io::Result<()> {
 fn make_named(path: &Path, fill: impl FnOnce(&File) -> io::Result<()>) -> io::Result<File> {
     let mut builder = tempfile::Builder::new();
     builder.prefix(".new.").suffix(".part").permissions(Permissions::from_mode(MODE));
-    let made = builder.tempfile_in(directory(path))?;
+    let made = builder.tempfile_in(directory_of(path))?;
     fill(made.as_file())?;
     made.as_file().sync_all()?;
     made.persist_noclobber(path).map_err(|failed| failed.error)
 }
 
-fn directory(path: &Path) -> &Path {
+/// The directory of a file.
+pub fn directory_of(path: &Path) -> &Path {
     match path.parent() {
         Some(directory) if !directory.as_os_str().is_empty() => directory,
         _ => Path::new("."),
@@ -168,7 +169,7 @@ fn directory(path: &Path) -> &Path {
 /// # Errors
 /// The error of the system call. The directory has to be readable.
 pub fn sync_directory(path: &Path) -> io::Result<()> {
-    File::open(directory(path))?.sync_all()
+    File::open(directory_of(path))?.sync_all()
 }
 
 /// The error of a new image at `path` for a disk of `size_bytes`.

@@ -198,10 +198,8 @@ impl Overlay {
         for (number, new) in &self.sectors {
             let at = number * SECTOR;
             let cluster = at >> places.cluster_bits;
-            if places.refcount_blocks.contains_key(&cluster) && is_new(cluster) {
-                // The file has other content there, of a cluster that was freed.
-                push(&mut phases[0], at, new);
-            } else if let Some(block) = places.refcount_blocks.get(&cluster) {
+            // A new block is a cluster that no table names yet: the file may have freed data there.
+            if let Some(block) = places.refcount_blocks.get(&cluster).filter(|_| !is_new(cluster)) {
                 let mut old = [0; SECTOR as usize];
                 below(&mut old, at)?;
                 let counts = Counts::at(places, *block, at);

@@ -7,6 +7,7 @@
 
 use crate::failure::Failure;
 use crate::socket_file::{self, SocketFile};
+use backend::create::directory_of;
 use backend::file::identity_of;
 use rustix::fs::{Access, access};
 use rustix::io::Errno;
@@ -70,11 +71,7 @@ fn is_alive(id: &str) -> bool {
 /// # Errors
 /// [`Failure`] with the cause.
 pub(crate) fn check_directory(path: &Path) -> Result<(), Failure> {
-    let directory = match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    };
-    access(directory, Access::WRITE_OK | Access::EXEC_OK)
+    access(directory_of(path), Access::WRITE_OK | Access::EXEC_OK)
         .map_err(|error| failed_in_directory(path, error.into()))
 }
 

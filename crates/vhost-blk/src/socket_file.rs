@@ -8,6 +8,7 @@
 
 use crate::failure::Failure;
 use crate::subscription::lock;
+use backend::create::directory_of;
 use backend::file::identity_of;
 use socket2::{Domain, SockAddr, Socket, Type};
 use std::collections::BTreeSet;
@@ -195,11 +196,7 @@ pub(crate) fn lock_directory_at_start(path: &Path) -> io::Result<Option<File>> {
 
 /// Locks the directory of `path` until the result is dropped. `None`: another process holds the lock.
 fn lock_directory(path: &Path, wait_max: Duration) -> io::Result<Option<File>> {
-    let directory = match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    };
-    let file = File::open(directory)?;
+    let file = File::open(directory_of(path))?;
     let deadline = Instant::now() + wait_max;
     loop {
         match file.try_lock() {

@@ -415,7 +415,7 @@ fn carry_out(session: &mut Session<'_>, command: Command, connected: bool) -> An
         Command::Pause => session.pause().map_or_else(|error| refused(&error), Answer::Changed),
         Command::Limit(group, change) => match session.limit(group.as_deref(), change) {
             Ok(changed) => {
-                let (limits, group) = session.limits();
+                let (limits, group) = session.device.limits();
                 Answer::Limited(changed, limits, group)
             }
             Err(error) => refused(&error),

@@ -194,9 +194,14 @@ impl Device {
         Ok(())
     }
 
+    /// The limits in force, and the group that has them.
+    fn limits(&self) -> (Limits, Option<Arc<str>>) {
+        (self.planes.limits(), self.planes.limit_group().cloned())
+    }
+
     /// Reports the limits in force.
     fn limits_changed(&self) {
-        let (limits, group) = (self.planes.limits(), self.planes.limit_group().cloned());
+        let (limits, group) = self.limits();
         tracing::info!(iops = ?limits.iops, bytes = ?limits.bytes, burst = ?limits.burst, ?group, "limits");
         self.tell(Notice::Limited(limits, group));
     }

@@ -19,9 +19,8 @@
 use crate::control::{ErrorChange, Notice};
 use crate::error::OperateError;
 use crate::session::Session;
-use data_plane::{AtStop, LimitChange, Limits, PlaneKind};
+use data_plane::{AtStop, LimitChange, PlaneKind};
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use virtio_spec::blk::SECTOR_BYTES;
 
@@ -127,12 +126,6 @@ impl Session<'_> {
             self.device.limits_changed();
         }
         Ok(changed)
-    }
-
-    /// The limits in force, and the group that has them.
-    pub(crate) fn limits(&self) -> (Limits, Option<Arc<str>>) {
-        let planes = &self.device.planes;
-        (planes.limits(), planes.limit_group().cloned())
     }
 
     /// Sets the cache mode and tells the front-end. Returns whether it was another one.

@@ -5,6 +5,7 @@
 //! The threads are bounded. An opening has the name of its disk, also after its removal, and the number of disks is
 //! bounded. Each disk has one thread at most that looks at its files.
 
+use super::starting::removed_while_opening;
 use super::{Disks, NewDisk};
 use crate::failure::Failure;
 use std::sync::Arc;
@@ -60,11 +61,12 @@ impl Disks {
         go_on: impl Fn() -> bool,
     ) -> Result<Vec<String>, Failure> {
         let (reservation, source) = self.reserve_new(&new)?;
-        let (opening, what) = (reservation.opening(), format!("add the disk {}", new.name));
+        let (opening, name) = (reservation.opening(), new.name.clone());
+        let what = format!("add the disk {name}");
         let disks = Arc::clone(self);
         let act = move || {
             let name = new.name.clone();
-            disks.add_reserved(new, &source, reservation)?;
+            disks.add_reserved(new, &source, Arc::new(reservation))?;
             let warnings = disks.notices_of(&name);
             match saves {
                 true => disks.save_added(&name).map(|()| warnings),
@@ -72,9 +74,7 @@ impl Disks {
             }
         };
         apart(&what, act, || match self.lock().is_left(&opening) {
-            true => {
-                Err(Failure::run(&what, "it was removed while it was being opened", "add it again"))
-            }
+            true => Err(removed_while_opening(&name)),
             false if !go_on() => {
                 let remedy = "check its storage; see vhost-blk ctl list";
                 Err(Failure::run(&what, "the client has not waited for it", remedy))

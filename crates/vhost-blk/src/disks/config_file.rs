@@ -46,7 +46,8 @@ impl NewConfig {
                 "{shown} describes another image than the running disk has; restore it, or reload"
             ));
         }
-        NewConfig::write(path, present, |document| set_image(document, new))
+        let text = edited(&path, &present, |document| set_image(document, new))?;
+        NewConfig::write(path, present, &text)
     }
 
     /// As [`NewConfig::prepare`], for a part of the options that a running disk can adopt.
@@ -55,27 +56,20 @@ impl NewConfig {
     /// Cause and remedy.
     pub(super) fn prepare_live(file: &Path, new: &DiskArgs, part: Live) -> Result<Self, String> {
         let (path, present) = read(file)?;
-        let made = NewConfig::write(path, present, |document| {
+        let text = edited(&path, &present, |document| {
             set_live(document, new, part);
             Ok(())
         })?;
-        // The next start reads this file.
-        let text = fs::read_to_string(made.new.path()).map_err(|error| error.to_string())?;
-        let read = config::disk_of_text(&made.path, &text).map_err(|it| it.to_string())?;
+        // The next start reads this text.
+        let read = config::disk_of_text(&path, &text).map_err(|it| it.to_string())?;
         match part.put(new, read.clone()) == read {
-            true => Ok(made),
+            true => NewConfig::write(path, present, &text),
             false => Err(format!("{} cannot hold these options", file.display())),
         }
     }
 
-    fn write(
-        path: PathBuf,
-        present: String,
-        edit: impl Fn(&mut DocumentMut) -> Result<(), String>,
-    ) -> Result<Self, String> {
-        let text = edited(&present, edit)
-            .map_err(|why| format!("{}: {why}; write KEY = VALUE lines (TOML)", path.display()))?;
-        let new = write_beside(&path, &text, |file| inherit(&fs::metadata(&path)?, file))?;
+    fn write(path: PathBuf, present: String, text: &str) -> Result<Self, String> {
+        let new = write_beside(&path, text, |file| inherit(&fs::metadata(&path)?, file))?;
         Ok(NewConfig { path, present, new })
     }
 
@@ -234,15 +228,18 @@ fn value_of(value: &serde_json::Value) -> Option<Value> {
     })
 }
 
-/// The text of a configuration file after an edit.
+/// The text of the configuration file at `path` after an edit.
 fn edited(
+    path: &Path,
     text: &str,
     edit: impl Fn(&mut DocumentMut) -> Result<(), String>,
 ) -> Result<String, String> {
-    let mut document: DocumentMut =
-        text.parse().map_err(|error: toml_edit::TomlError| error.message().to_owned())?;
-    edit(&mut document)?;
-    Ok(document.to_string())
+    let parsed = text.parse().map_err(|error: toml_edit::TomlError| error.message().to_owned());
+    let done = parsed.and_then(|mut document: DocumentMut| {
+        edit(&mut document)?;
+        Ok(document.to_string())
+    });
+    done.map_err(|why| format!("{}: {why}; write KEY = VALUE lines (TOML)", path.display()))
 }
 
 /// Sets the options of another image.
@@ -352,7 +349,8 @@ mod tests {
             logical_block_size: Some(4096),
             ..old
         };
-        let edited = edited(text, |document| set_image(document, &new)).unwrap();
+        let edited =
+            edited(Path::new("a.toml"), text, |document| set_image(document, &new)).unwrap();
         let again = config::disk_of_table("a test", &edited.parse::<Table>().unwrap()).unwrap();
         assert_eq!(again, new, "{edited}");
         for line in ["# The database.\n", " # raw\n", "# The end.\n", "serial = 'db'\n"] {
@@ -382,7 +380,7 @@ mod tests {
                 set_live(document, new, Live::All);
                 Ok(())
             };
-            edited(text, change).unwrap()
+            edited(Path::new("a.toml"), text, change).unwrap()
         };
         let edited = text_with(&new, text);
         let again = config::disk_of_table("a test", &edited.parse::<Table>().unwrap()).unwrap();

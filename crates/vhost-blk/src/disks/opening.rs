@@ -70,7 +70,7 @@ impl Disks {
     /// [`Failure`] if it cannot be served. Nothing of it remains.
     pub fn add(self: &Arc<Self>, disk: NewDisk) -> Result<(), Failure> {
         let (reservation, source) = self.reserve_new(&disk)?;
-        self.add_reserved(disk, &source, reservation)
+        self.add_reserved(disk, &source, Arc::new(reservation))
     }
 
     /// Opens a disk and its socket. It is served after [`Disks::launch`].
@@ -78,9 +78,8 @@ impl Disks {
     /// # Errors
     /// As [`Disks::add`].
     pub fn prepare(self: &Arc<Self>, disk: NewDisk, source: &Source) -> Result<Opened, Failure> {
-        self.check(&disk.args)?;
-        let reservation = self.reserve(&disk.name, Some(&disk.args), disk.origin)?;
-        self.span(&disk.name).in_scope(|| self.open(disk, source, Arc::new(reservation)))
+        let reservation = Arc::new(self.reserve_checked(&disk)?);
+        self.open_reserved(disk, source, reservation)
     }
 
     /// Checks the options of a new disk, and takes its name. Opens nothing.
@@ -92,8 +91,21 @@ impl Disks {
         disk: &NewDisk,
     ) -> Result<(Reservation, Source), Failure> {
         let source = Source::of_disk(&disk.args)?;
+        Ok((self.reserve_checked(disk)?, source))
+    }
+
+    fn reserve_checked(self: &Arc<Self>, disk: &NewDisk) -> Result<Reservation, Failure> {
         self.check(&disk.args)?;
-        Ok((self.reserve(&disk.name, Some(&disk.args), disk.origin)?, source))
+        self.reserve(&disk.name, Some(&disk.args), disk.origin)
+    }
+
+    fn open_reserved(
+        self: &Arc<Self>,
+        disk: NewDisk,
+        source: &Source,
+        reservation: Arc<Reservation>,
+    ) -> Result<Opened, Failure> {
+        self.span(&disk.name).in_scope(|| self.open(disk, source, reservation))
     }
 
     /// Opens and serves a disk whose name is taken.
@@ -104,10 +116,9 @@ impl Disks {
         self: &Arc<Self>,
         disk: NewDisk,
         source: &Source,
-        reservation: Reservation,
+        reservation: Arc<Reservation>,
     ) -> Result<(), Failure> {
-        let span = self.span(&disk.name);
-        let opened = span.in_scope(|| self.open(disk, source, Arc::new(reservation)))?;
+        let opened = self.open_reserved(disk, source, reservation)?;
         self.launch(opened)
     }
 
@@ -127,9 +138,7 @@ impl Disks {
         let source = self.check(&args).and_then(|()| Source::of_disk(&args));
         let source = source.map_err(|failure| self.of_file(&name, failure))?;
         let disk = NewDisk { name, args, origin, image: None, taken: None, wait };
-        let span = self.span(&disk.name);
-        let opened = span.in_scope(|| self.open(disk, &source, Arc::clone(reservation)))?;
-        self.launch(opened)
+        self.add_reserved(disk, &source, Arc::clone(reservation))
     }
 
     /// A failure of the options of a disk of the directory.

@@ -66,14 +66,7 @@ impl Disks {
                 Some(Slot::Served(entry)) if entry.origin == Origin::Directory => Known::of(entry),
                 _ => return,
             };
-            let is_other = |(other, slot): (&String, &Slot)| match slot {
-                Slot::Served(entry) => {
-                    other != name && entry.args.limit_group == started.args.limit_group
-                }
-                _ => false,
-            };
-            let shares_group = started.args.limit_group.is_some();
-            let shares_group = shares_group && state.table.iter().any(is_other);
+            let shares_group = state.shares_group(name, &started.args);
             (started, shares_group)
         };
         // Apart: a front-end that has connected meanwhile refuses one cache mode.
@@ -181,6 +174,15 @@ impl Disks {
 }
 
 impl State {
+    /// Returns whether another served disk is of the same group by its options.
+    fn shares_group(&self, name: &str, args: &DiskArgs) -> bool {
+        let is_other = |(other, slot): (&String, &Slot)| match slot {
+            Slot::Served(entry) => other != name && entry.args.limit_group == args.limit_group,
+            Slot::Starting(_) | Slot::Failed(_) => false,
+        };
+        args.limit_group.is_some() && self.table.iter().any(is_other)
+    }
+
     /// Gives the name of a disk that has ended to what follows it. Returns the failure of one that is listed as failed.
     pub(super) fn follow(&mut self, name: &str, after: &After) -> Option<Failure> {
         if self.stopping {
@@ -216,7 +218,7 @@ struct Kept<'a> {
     started: &'a DiskArgs,
     /// Those before.
     before: &'a DiskArgs,
-    /// Its group has other disks, and has kept its limits.
+    /// Its group has other disks: the start of this disk has not changed the limits of the group.
     shares_group: bool,
 }
 
@@ -225,22 +227,17 @@ impl Kept<'_> {
     fn part(&self, part: Live, status: &Status) -> Option<(DiskArgs, DiskArgs)> {
         let Kept { started, before, shares_group } = *self;
         let has_changed = part.put(started, before.clone()) != *before;
-        match (part, shares_group, has_changed) {
-            // The start has changed the limits of no group that has some.
-            (Live::Limits, true, true) => {
-                let none = DiskArgs {
-                    limit_group: started.limit_group.clone(),
-                    ..started.without_limits()
-                };
-                Some((none, started.clone()))
-            }
-            (Live::Limits, true, false) | (_, _, true) => None,
-            (_, _, false) => {
-                let present = saving::present(before.clone(), status);
-                let kept = part.put(&present, started.clone());
-                (kept != *started).then(|| (started.clone(), kept))
-            }
+        if part == Live::Limits && shares_group {
+            let limit_group = started.limit_group.clone();
+            let none = || DiskArgs { limit_group, ..started.without_limits() };
+            return has_changed.then(|| (none(), started.clone()));
         }
+        if has_changed {
+            return None;
+        }
+        let present = saving::present(before.clone(), status);
+        let kept = part.put(&present, started.clone());
+        (kept != *started).then(|| (started.clone(), kept))
     }
 }
 

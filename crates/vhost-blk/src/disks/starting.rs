@@ -306,6 +306,12 @@ impl State {
     }
 }
 
+/// The failure of an opening whose disk was removed meanwhile.
+pub(super) fn removed_while_opening(name: &str) -> Failure {
+    let why = "it was removed while it was being opened";
+    Failure::run(format!("add the disk {name}"), why, "add it again")
+}
+
 impl Reservation {
     /// The reservation of a name that is given to the opening at the end of a disk.
     pub(super) fn of(disks: &Arc<Disks>, name: &str, opening: &Arc<Opening>) -> Reservation {
@@ -324,12 +330,14 @@ impl Reservation {
     }
 
     fn check_in(&self, state: &State) -> Result<(), Failure> {
-        let (why, remedy) = match state.table.get(&self.name) {
-            _ if state.stopping => ("the daemon is about to end", "start it again"),
-            Some(slot) if slot.is_opening(&self.opening) => return Ok(()),
-            _ => ("it was removed while it was being opened", "add it again"),
-        };
-        Err(Failure::run(format!("add the disk {}", self.name), why, remedy))
+        match state.table.get(&self.name) {
+            _ if state.stopping => {
+                let what = format!("add the disk {}", self.name);
+                Err(Failure::run(what, "the daemon is about to end", "start it again"))
+            }
+            Some(slot) if slot.is_opening(&self.opening) => Ok(()),
+            _ => Err(removed_while_opening(&self.name)),
+        }
     }
 
     /// Enters the disk in the table. It leaves it when the result is dropped.

@@ -3,7 +3,7 @@
 
 use crate::create;
 use crate::failure::Failure;
-use backend::create::{error_of, remove_own, sync_directory};
+use backend::create::{directory_of, error_of, remove_own, sync_directory};
 use backend::file::identity_of;
 use backend::lock::{Access, LockError, lock_image};
 use backend::mark;
@@ -105,7 +105,7 @@ impl Place {
 
     /// Removes the temporary files of [`Place::take_locked`] that no program has locked.
     fn remove_left(path: &Path) {
-        let Ok(found) = fs::read_dir(directory(path)) else { return };
+        let Ok(found) = fs::read_dir(directory_of(path)) else { return };
         for found in found.flatten() {
             let name = found.file_name();
             let random = name
@@ -140,9 +140,9 @@ impl Place {
         let prefix = prefix(&path);
         builder.prefix(&prefix).rand_bytes(RANDOM).suffix(suffix);
         builder.permissions(Permissions::from_mode(mode));
-        let new = builder.tempfile_in(directory(&path)).map_err(|why| {
+        let new = builder.tempfile_in(directory_of(&path)).map_err(|why| {
             // The error of the file has its name, which nobody knows.
-            let why = fs::metadata(directory(&path)).err().unwrap_or(why);
+            let why = fs::metadata(directory_of(&path)).err().unwrap_or(why);
             let why = format!("{}: cannot be created: {why}", path.display());
             Failure::run(WHAT, why, "check its directory, the permissions and the free space")
         })?;
@@ -193,13 +193,6 @@ fn exists(path: &Path, remedy: &str) -> Failure {
 fn prefix(path: &Path) -> String {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     format!(".{}.", name.chars().take(40).collect::<String>())
-}
-
-fn directory(path: &Path) -> &Path {
-    match path.parent() {
-        Some(directory) if !directory.as_os_str().is_empty() => directory,
-        _ => Path::new("."),
-    }
 }
 
 /// Checks and locks a file that is to be replaced.

@@ -41,8 +41,9 @@ const REQUEST_MAX: usize = 256 << 10;
 /// Sectors of each queue's part of the disk: 8 MiB.
 const PART: u64 = 16 << 10;
 
-const DATA: &str = "vhost-blk@data.service";
-const DATA_SOCKET: &str = "/run/vhost-blk-data/disk.sock";
+/// With a dash, as in the names for Proxmox VE. `systemd-escape --unescape` reads it as a slash; %i of the unit keeps it.
+const DATA: &str = "vhost-blk@100-data.service";
+const DATA_SOCKET: &str = "/run/vhost-blk-100-data/disk.sock";
 /// A disk whose running daemon refuses an upgrade.
 const MEMORY: &str = "vhost-blk@memory.service";
 const MANY: &str = "vhost-blk.service";
@@ -106,9 +107,9 @@ fn serve_disks() -> Result<()> {
     }
     let disk = |name: &str, text: &str| fs::write(format!("{CONFIGURATION}/{name}.toml"), text);
     disk(
-        "data",
-        "blk-file = \"/var/lib/images/data.img\"\nsocket-path = \"/run/vhost-blk-data/disk.sock\"\n\
-         control-path = \"/run/vhost-blk-data/control.sock\"\nsocket-group = \"kvm\"\n\
+        "100-data",
+        "blk-file = \"/var/lib/images/data.img\"\nsocket-path = \"/run/vhost-blk-100-data/disk.sock\"\n\
+         control-path = \"/run/vhost-blk-100-data/control.sock\"\nsocket-group = \"kvm\"\n\
          num-queues = 2\ndata-plane = \"uring\"\n",
     )?;
     disk(
@@ -280,7 +281,7 @@ fn remove() -> Result<()> {
     let units = "systemctl list-units --plain --no-legend --state=active 'vhost-blk*'";
     let left = sh(units)?;
     ensure!(left.is_empty(), "the removal left units: {left}");
-    for name in ["data", "memory", "disks/more"] {
+    for name in ["100-data", "memory", "disks/more"] {
         let file = Path::new(CONFIGURATION).join(format!("{name}.toml"));
         ensure!(file.exists(), "the removal took {}", file.display());
     }
