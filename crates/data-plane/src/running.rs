@@ -355,9 +355,12 @@ impl RunningQueue {
         let written_bytes = completion.write(status);
         // Mark after the write: migration may send a page between an earlier mark and the write.
         if let Some(log) = self.virtqueue.log() {
-            let mut left =
-                if matches!(kind, Kind::Read { .. } | Kind::GetId) { u64::MAX } else { 0 };
+            // No more: the ranges of a GET_ID may name all memory many times, and each page takes time.
+            let mut left = kind.written_bytes();
             for &(addr, len) in self.requests.entry(taken.index()).chain.writable_ranges() {
+                if left == 0 {
+                    break;
+                }
                 log.mark(addr, len.min(left));
                 left -= len.min(left);
             }
@@ -381,11 +384,11 @@ impl RunningQueue {
         self.batch.pushed();
     }
 
-    /// Counts the latencies of the requests that were pushed.
+    /// Counts the latencies of the requests that were pushed. Returns whether there were some.
     #[inline]
-    fn count_latencies(&mut self, clock: &mut Clock) {
+    fn count_latencies(&mut self, clock: &mut Clock) -> bool {
         if self.unpublished.is_empty() {
-            return;
+            return false;
         }
         let now = clock.read();
         for &(operation, taken_at) in &self.unpublished {
@@ -395,13 +398,17 @@ impl RunningQueue {
         if !self.trace.is_empty() {
             self.trace.published(self.index, now, &self.health);
         }
+        true
     }
 
     /// Stage *used*, second half: publishes all pushed chains, and returns their number.
     #[inline]
     pub(crate) fn publish(&mut self, clock: &mut Clock) -> u64 {
-        self.count_latencies(clock);
+        let has_counted = self.count_latencies(clock);
         let finished = self.batch.published();
+        if finished > 0 && !has_counted {
+            clock.forget(); // such turns may follow each other without a sleep
+        }
         self.calls.published(finished);
         if let Some(region) = &mut self.region {
             region.publishing(self.virtqueue.used_index());

@@ -175,6 +175,16 @@ impl Kind {
         }
     }
 
+    /// Bytes of the chain's buffers that the device may write, without the status byte.
+    #[inline]
+    pub fn written_bytes(self) -> u64 {
+        match self {
+            Kind::Read { bytes, .. } => bytes,
+            Kind::GetId => blk::ID_BYTES as u64,
+            _ => 0,
+        }
+    }
+
     /// Bytes of the disk that the request reads, writes, discards or clears.
     #[inline]
     pub fn disk_bytes(self) -> u64 {

@@ -196,6 +196,22 @@ fn kicks_and_the_parts_of_a_request_do_not_count_as_requests() {
 }
 
 #[test]
+fn a_turn_with_requests_that_have_no_latency_makes_the_cached_time_invalid() {
+    const PAUSE: Duration = Duration::from_millis(2);
+    let refused = Request::new(u32::MAX, 0, &[], 512);
+    for request in [Request::get_id(), refused] {
+        let mut rig = Rig::new(Some(4), 1);
+        let before = rig.worker.clock.read();
+        std::thread::sleep(PAUSE);
+        rig.guest.add(&request, &rig.layout).unwrap();
+        rig.guest.queue().publish();
+        assert!(rig.worker.turn());
+        assert_eq!(rig.collected(), 1, "the request has ended");
+        assert!(rig.worker.clock.recent() >= before + PAUSE.as_nanos() as Nanos);
+    }
+}
+
+#[test]
 fn a_batch_of_one_is_not_spent_on_kicks() {
     let mut rig = Rig::new(Some(1), 1);
     rig.kick();
