@@ -18,6 +18,8 @@ const USED_IDX_AT: usize = 16;
 const OLD_USED_IDX_AT: usize = 18;
 const USED_WRAP_AT: usize = 20;
 const OLD_USED_WRAP_AT: usize = 21;
+/// The positions begin here; the last two of the eight bytes are padding.
+const POSITIONS_AT: usize = USED_IDX_AT;
 /// ... and in an entry.
 const INFLIGHT_AT: usize = 0;
 const NEXT_AT: usize = 2;
@@ -132,6 +134,17 @@ pub(crate) struct PackedPart {
     taken: Vec<Taken>,
     /// Pushed and unpublished chains.
     batch: Vec<Taken>,
+    /// Copies of the used position, and of that before the batch.
+    used: u16,
+    old_used: u16,
+}
+
+/// Both positions as the part has them. One store changes them together: after a half of one, the next daemon would
+/// roll a published batch back.
+fn positions(used: u16, old_used: u16) -> u64 {
+    let word = |used: u16| (u64::from(used & 0x7fff), u64::from(used >> 15));
+    let ((index, wrap), (old_index, old_wrap)) = (word(used), word(old_used));
+    index | old_index << 16 | wrap << 32 | old_wrap << 40
 }
 
 impl PackedPart {
@@ -149,9 +162,12 @@ impl PackedPart {
             let (head, last) = (entries[0], entries[entries.len() - 1]);
             taken.push(Taken { id: descs[descs.len() - 1].id, head, last });
         }
+        let free = || (0..size).rev().filter(|index| !is_taken[usize::from(*index)]);
+        free().for_each(|index| part.store_u8(entry(index) + INFLIGHT_AT, 0));
+        // For the next daemon: while the list is incomplete, only chains in flight are marked.
+        fence(Ordering::Release);
         let mut free_head = size;
-        for index in (0..size).rev().filter(|index| !is_taken[usize::from(*index)]) {
-            part.store_u8(entry(index) + INFLIGHT_AT, 0);
+        for index in free() {
             part.store_u16(entry(index) + NEXT_AT, free_head);
             next[usize::from(index)] = free_head;
             free_head = index;
@@ -162,16 +178,14 @@ impl PackedPart {
         let free_count = is_taken.iter().filter(|taken| !**taken).count();
         let counter = left.last().map_or(0, |chain| chain.counter.wrapping_add(1));
         let batch = Vec::with_capacity(capacity);
-        let mut made = PackedPart { part, counter, next, free_head, free_count, taken, batch };
-        made.store_used(used_index, USED_IDX_AT, USED_WRAP_AT);
-        made.store_used(used_index, OLD_USED_IDX_AT, OLD_USED_WRAP_AT);
-        made.part.store_u16(VERSION_AT, VERSION);
-        made
+        let (used, old_used) = (used_index, used_index);
+        part.store_u64(POSITIONS_AT, positions(used, old_used));
+        part.store_u16(VERSION_AT, VERSION);
+        PackedPart { part, counter, next, free_head, free_count, taken, batch, used, old_used }
     }
 
-    fn store_used(&mut self, used_index: u16, index_at: usize, wrap_at: usize) {
-        self.part.store_u16(index_at, used_index & 0x7fff);
-        self.part.store_u8(wrap_at, u8::from(used_index & 0x8000 != 0));
+    fn store_positions(&self) {
+        self.part.store_u64(POSITIONS_AT, positions(self.used, self.old_used));
     }
 
     #[inline]
@@ -237,7 +251,8 @@ impl PackedPart {
             self.free_head = head;
         }
         self.part.store_u16(FREE_HEAD_AT, self.free_head);
-        self.store_used(used_index, USED_IDX_AT, USED_WRAP_AT);
+        self.used = used_index;
+        self.store_positions();
         // For the next daemon: if the ring has the batch, the part has it, too.
         fence(Ordering::Release);
     }
@@ -252,6 +267,7 @@ impl PackedPart {
             self.part.store_u8(entry(head) + INFLIGHT_AT, 0);
         }
         self.part.store_u16(OLD_FREE_HEAD_AT, self.free_head);
-        self.store_used(used_index, OLD_USED_IDX_AT, OLD_USED_WRAP_AT);
+        self.old_used = used_index;
+        self.store_positions();
     }
 }
