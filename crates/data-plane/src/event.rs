@@ -11,6 +11,7 @@ const TAG_IGNORED: u64 = 3;
 const TAG_TIMER: u64 = 4;
 const TAG_REMOTE: u64 = 5;
 const TAG_IO_WORKERS: u64 = 6;
+const TAG_IN_KERNEL_THREAD: u64 = 7;
 
 /// Bits of a slot that hold the index of an entry of a queue's in-flight table. Slots are dense:
 /// wrappers keep a list with a place for each slot.
@@ -29,6 +30,8 @@ pub(crate) struct QueueId {
 pub(crate) enum Event {
     /// An operation of the lane of `disk` ended.
     Lane { disk: u16, token: Token },
+    /// The same of an operation that a thread of the kernel carries out.
+    InKernelThread { disk: u16, token: Token },
     /// A timer of the lane of `disk` expired.
     Timer { disk: u16, token: Token },
     /// The kick eventfd of a queue was signalled.
@@ -58,6 +61,9 @@ impl Event {
     pub(crate) fn to_user_data(self) -> u64 {
         match self {
             Event::Lane { disk, token } => TAG_LANE << 56 | disk_bits(disk) | token_bits(token),
+            Event::InKernelThread { disk, token } => {
+                TAG_IN_KERNEL_THREAD << 56 | disk_bits(disk) | token_bits(token)
+            }
             Event::Timer { disk, token } => TAG_TIMER << 56 | disk_bits(disk) | token_bits(token),
             Event::Kick { queue: QueueId { disk, queue }, .. } => {
                 TAG_KICK << 56 | disk_bits(disk) | u64::from(queue)
@@ -78,6 +84,9 @@ impl Event {
     pub(crate) fn from_user_data(data: u64, armed: bool) -> Self {
         match data >> 56 {
             TAG_LANE => Event::Lane { disk: disk_of(data), token: token_of(data) },
+            TAG_IN_KERNEL_THREAD => {
+                Event::InKernelThread { disk: disk_of(data), token: token_of(data) }
+            }
             TAG_TIMER => Event::Timer { disk: disk_of(data), token: token_of(data) },
             TAG_KICK => {
                 Event::Kick { queue: QueueId { disk: disk_of(data), queue: data as u16 }, armed }
@@ -133,6 +142,7 @@ mod tests {
         let queue = QueueId { disk: 4095, queue: 9 };
         let events = [
             Event::Lane { disk: 4095, token },
+            Event::InKernelThread { disk: 7, token },
             Event::Timer { disk: 1, token },
             Event::Kick { queue, armed: true },
             Event::Mail { armed: true },

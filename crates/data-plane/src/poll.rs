@@ -9,6 +9,9 @@
 //! There is a trial for each of two waits, since one of them may pay and the other not: for drivers
 //! alone, while the storage works on no request, and for the storage as well. A driver that sleeps
 //! until its call comes back after a wake-up; a disk takes as long as it takes.
+//!
+//! A thread of the kernel that carries out an operation, such as a sync, may need this CPU. Polls that find
+//! other work meanwhile look like success, and delay it.
 
 use crate::backoff::Backoff;
 use crate::latency::Nanos;
@@ -46,38 +49,59 @@ pub(crate) struct Polls {
     drivers: AdaptivePoll,
     /// While it works on some.
     storage: AdaptivePoll,
-    /// The present wait, or the last one, is for the storage.
-    for_storage: bool,
+    /// The present wait, or the last one.
+    wait: Wait,
+}
+
+/// The reason of a wait.
+#[derive(Clone, Copy, Debug)]
+enum Wait {
+    /// New requests: the storage has none.
+    Drivers,
+    /// The storage as well.
+    Storage,
+    /// A kernel thread as well, which works beside other requests.
+    KernelThreads,
 }
 
 impl Polls {
     /// Polls for at most `max` before each sleep; 0: never.
     pub(crate) fn new(max: Duration) -> Self {
         let poll = || AdaptivePoll::new(max);
-        Polls { drivers: poll(), storage: poll(), for_storage: false }
+        Polls { drivers: poll(), storage: poll(), wait: Wait::Drivers }
     }
 
-    fn present(&mut self) -> &mut AdaptivePoll {
-        if self.for_storage { &mut self.storage } else { &mut self.drivers }
+    #[inline]
+    fn present(&mut self) -> Option<&mut AdaptivePoll> {
+        match self.wait {
+            Wait::Drivers => Some(&mut self.drivers),
+            Wait::Storage => Some(&mut self.storage),
+            Wait::KernelThreads => None,
+        }
     }
 
     /// Records that there was work. Returns the poll that it has ended.
     #[inline]
     pub(crate) fn worked(&mut self) -> Option<Polled> {
-        self.present().worked()
+        self.present()?.worked()
     }
 
-    /// Records that there was no work while the storage works on `in_storage` requests. Returns
-    /// whether to poll again; `false`: sleep.
+    /// Records that there was no work while the storage works on `in_storage` requests, and kernel threads carry
+    /// out `in_kernel_threads` operations. Returns whether to poll again; `false`: sleep.
     #[inline]
-    pub(crate) fn look_again(&mut self, in_storage: u32) -> bool {
-        self.for_storage = in_storage > 0;
-        self.present().look_again()
+    pub(crate) fn look_again(&mut self, in_storage: u32, in_kernel_threads: u32) -> bool {
+        self.wait = match (in_storage, in_kernel_threads) {
+            (0, _) => Wait::Drivers,
+            // At depth 1 no other request looks like success.
+            (2.., 1..) => Wait::KernelThreads,
+            _ => Wait::Storage,
+        };
+        self.present().is_some_and(AdaptivePoll::look_again)
     }
 
     /// Records a sleep of the duration `slept`. Returns the poll before it.
     pub(crate) fn slept(&mut self, slept: Duration) -> Option<Polled> {
-        self.present().slept(slept)
+        self.present()?.slept(slept)
     }
 }
 
@@ -286,25 +310,40 @@ mod tests {
     #[test]
     fn a_slow_disk_does_not_end_polling_for_drivers() {
         let mut polls = Polls::new(MAX);
-        polls.look_again(0);
+        polls.look_again(0, 0);
         polls.slept(SHORT);
         for _ in 0..100 {
-            assert!(polls.look_again(0), "the driver comes soon");
+            assert!(polls.look_again(0, 0), "the driver comes soon");
             polls.worked();
-            assert!(!polls.look_again(1), "the disk does not");
+            assert!(!polls.look_again(1, 0), "the disk does not");
             polls.slept(LONG);
+        }
+    }
+
+    #[test]
+    fn nothing_polls_while_a_kernel_thread_works_beside_other_requests() {
+        let mut polls = Polls::new(MAX);
+        polls.look_again(2, 0);
+        polls.slept(SHORT);
+        for _ in 0..100 {
+            assert!(!polls.look_again(2, 1), "it may need this CPU");
+            polls.slept(LONG);
+            assert!(polls.look_again(2, 0), "sleeps for it tell nothing about the device");
+            polls.worked();
+            assert!(polls.look_again(1, 1), "nothing else waits");
+            polls.worked();
         }
     }
 
     #[test]
     fn idle_drivers_do_not_end_polling_for_a_fast_disk() {
         let mut polls = Polls::new(MAX);
-        polls.look_again(1);
+        polls.look_again(1, 0);
         polls.slept(SHORT);
         for _ in 0..100 {
-            assert!(polls.look_again(1));
+            assert!(polls.look_again(1, 0));
             polls.worked();
-            assert!(!polls.look_again(0));
+            assert!(!polls.look_again(0, 0));
             polls.slept(LONG);
         }
     }

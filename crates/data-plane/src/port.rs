@@ -291,13 +291,10 @@ mod tests {
         GuestMemory::new(vec![Region::map(0, 0, 2 * PAGE as u64, file, 0).unwrap()]).unwrap()
     }
 
-    /// Reads a page of the disk's file `index` to `to`; returns its first byte or the error.
-    fn read(uring: &mut Uring, disk: u16, index: u32, to: *mut u8) -> Result<u8, i32> {
-        let mut segment = libc::iovec { iov_base: to.cast(), iov_len: PAGE };
-        // SAFETY: the segment and the memory live until the completion below.
-        let bufs = unsafe { BufList::new(&mut segment, 1) };
+    /// Carries out an operation of the disk's lane.
+    fn result_of(uring: &mut Uring, disk: u16, op: Op) -> i32 {
         let token = Token { slot: Slot(3), layer: 0 };
-        uring.of_disk(disk).push(Op::Read { file: FileIndex(index), bufs, offset: 0 }, token);
+        uring.of_disk(disk).push(op, token);
         let mut events = Vec::new();
         while events.is_empty() {
             uring.wait(None);
@@ -305,7 +302,15 @@ mod tests {
         }
         let (event, result) = events[0];
         assert_eq!(event, Event::Lane { disk, token });
-        match result {
+        result
+    }
+
+    /// Reads a page of the disk's file `index` to `to`; returns its first byte or the error.
+    fn read(uring: &mut Uring, disk: u16, index: u32, to: *mut u8) -> Result<u8, i32> {
+        let mut segment = libc::iovec { iov_base: to.cast(), iov_len: PAGE };
+        // SAFETY: the segment and the memory live until the completion below.
+        let bufs = unsafe { BufList::new(&mut segment, 1) };
+        match result_of(uring, disk, Op::Read { file: FileIndex(index), bufs, offset: 0 }) {
             // SAFETY: `to` is a page.
             0.. => Ok(unsafe { to.read_volatile() }),
             error => Err(error),
@@ -332,6 +337,23 @@ mod tests {
         uring.replace_files(1, &fds[2..4], &fds[0..2]).unwrap();
         assert_eq!(read(&mut uring, 1, 1, to), Ok(1));
         assert_eq!(read(&mut uring, 0, 0, to), Ok(4));
+    }
+
+    #[test]
+    fn an_operation_of_a_kernel_thread_is_counted_until_its_event() {
+        let mut uring = Uring::new().unwrap();
+        let file = file_of(1);
+        uring.open_port(0, &[file.as_raw_fd()], IoPoll::Off).unwrap();
+        let file = FileIndex(0);
+        let grow = Op::Fallocate { file, mode: 0, offset: 0, len: 2 * PAGE as u64 };
+        for op in [Op::Fdatasync { file }, grow] {
+            uring.of_disk(0).push(op, Token { slot: Slot(4), layer: 0 });
+            assert_eq!(uring.in_kernel_threads, 1);
+            uring.wait(None);
+            uring.reap(&mut Vec::new(), 1);
+            assert_eq!(uring.in_kernel_threads, 0);
+        }
+        assert_eq!(result_of(&mut uring, 0, Op::Fdatasync { file }), 0);
     }
 
     /// Names of the kernel threads that work for this thread's rings.

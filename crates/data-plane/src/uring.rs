@@ -39,6 +39,8 @@ pub(crate) struct Uring {
     queued: u32,
     /// Requests that the storage of the thread's disks works on.
     pub(crate) in_storage: u32,
+    /// Operations that threads of the kernel carry out.
+    pub(crate) in_kernel_threads: u32,
     /// Exists while a disk wants it.
     pub(crate) poll_ring: Option<PollRing>,
     /// Events of other threads, if a lane uses some.
@@ -67,6 +69,7 @@ impl Uring {
             vectored_fixed,
             queued: 0,
             in_storage: 0,
+            in_kernel_threads: 0,
             poll_ring: None,
             remote_events: None,
             io_workers: IoWorkers::default(),
@@ -92,7 +95,7 @@ impl Uring {
     }
 
     /// Submits the pushed entries without waiting. Makes at most one system call, and none if there
-    /// is nothing to submit and the kernel holds back no completion.
+    /// is nothing to submit and the kernel holds back no completion; another one polls a busy polling ring.
     #[inline]
     pub(crate) fn submit(&mut self) {
         if let Some(poll_ring) = &mut self.poll_ring {
@@ -171,6 +174,11 @@ impl Uring {
                 // ETIME is the success of a timer, and an error for any other operation.
                 Event::Timer { disk, token } => {
                     let result = if result == -libc::ETIME { 0 } else { result };
+                    events.push((Event::Lane { disk, token }, result));
+                    left -= 1;
+                }
+                Event::InKernelThread { disk, token } => {
+                    self.in_kernel_threads -= 1;
                     events.push((Event::Lane { disk, token }, result));
                     left -= 1;
                 }
@@ -284,6 +292,13 @@ impl Engine for LaneEngine<'_> {
                 let entry = uring.timer(delay).user_data(user_data);
                 return uring.push_entry(&entry);
             }
+        };
+        let user_data = match op {
+            Op::Fdatasync { .. } | Op::Fallocate { .. } => {
+                uring.in_kernel_threads += 1;
+                Event::InKernelThread { disk, token }.to_user_data()
+            }
+            _ => user_data,
         };
         let entry = match uring.ports[usize::from(disk)].force_async {
             true => entry.flags(squeue::Flags::ASYNC),

@@ -105,7 +105,9 @@ impl Worker {
             if let Some(poll) = self.polls.worked() {
                 self.count_poll(poll);
             }
-        } else if self.holding || self.polls.look_again(self.uring.in_storage) {
+        } else if self.holding
+            || self.polls.look_again(self.uring.in_storage, self.uring.in_kernel_threads)
+        {
             self.clock.forget();
             std::hint::spin_loop();
         } else {
@@ -206,8 +208,11 @@ impl Worker {
                 Event::Kick { queue, armed } => self.kicked(queue, armed, result),
                 Event::Mail { armed } => self.handle_mails(armed),
                 Event::IoWorkers => self.look_at_io_workers(),
-                // `reap` turns timers and deliveries into lane events
-                Event::Timer { .. } | Event::Remote { .. } | Event::Ignored => {}
+                // `reap` turns these into lane events
+                Event::Timer { .. }
+                | Event::InKernelThread { .. }
+                | Event::Remote { .. }
+                | Event::Ignored => {}
             }
         }
         self.events = events; // keeps the allocation

@@ -23,7 +23,7 @@ impl Workers {
     /// Runs `own`, which sets the owner and so starts the first worker of the device, and pins this worker.
     ///
     /// # Errors
-    /// Those of `own`.
+    /// The errors of `own`.
     pub(super) fn start(
         count: usize,
         cpus: &[usize],
