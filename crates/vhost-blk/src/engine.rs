@@ -133,6 +133,11 @@ impl Server {
         self.device.serve(stream, next).map_err(|error| error.to_string())
     }
 
+    /// Forgets a front-end of the earlier program that cannot be served on.
+    pub fn forget_inherited(&mut self) {
+        self.device.forget_inherited();
+    }
+
     /// The front-end that takes the place of a silent one.
     pub fn take_waiting(&mut self) -> Option<UnixStream> {
         self.device.take_waiting()

@@ -53,11 +53,12 @@ pub(crate) fn serve(
     next: Option<Next<'_>>,
     mailbox: Option<&Mailbox>,
 ) -> Result<(), ConnectionError> {
+    // Before anything fails: the next front-end must not get it.
+    let inherited = device.inherited.take();
     stream.set_read_timeout(Some(READ_LIMIT))?;
     let peeked_stream = stream.try_clone()?;
     let faults = device.faults.try_clone()?;
     let commands = Commands { mailbox, faults: &faults };
-    let inherited = device.inherited.take();
     let session = Arc::new(Mutex::new(Session::new(device)));
     let silent = inherited.as_ref().is_none_or(|inherited| inherited.state.silent);
     let successor = next.map(|next| Successor {

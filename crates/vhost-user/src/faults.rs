@@ -22,10 +22,11 @@ impl Session<'_> {
     pub(crate) fn pass_faults_on(&mut self) {
         // EAGAIN: there was no signal.
         let mut is_unexplained = (&self.device.faults).read(&mut [0; 8]).is_ok();
-        let counters = self.device.planes.device_counters().inspect_err(
-            |error| tracing::warn!(%error, "the counters of the kernel module cannot be read"),
-        );
-        let Ok(counters) = counters else { return };
+        // Without them the signal passes on to all queues there.
+        let counters = self.device.planes.device_counters().unwrap_or_else(|error| {
+            tracing::warn!(%error, "the counters of the kernel module cannot be read");
+            Vec::new()
+        });
         for (index, slot) in self.queues.iter_mut().enumerate() {
             let Some(running) = slot.running.as_ref().filter(|_| !slot.fault_told) else {
                 continue;

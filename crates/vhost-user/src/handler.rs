@@ -112,6 +112,7 @@ impl VhostUserBackendReqHandlerMut for Session<'_> {
         // Without protocol features there is no SET_VRING_ENABLE: rings start enabled.
         if features & bit(VHOST_USER_F_PROTOCOL_FEATURES) == 0 {
             self.queues.iter_mut().for_each(|queue| queue.enabled = true);
+            checked(self.try_start_each(0..self.queues.len()))?;
         }
         Ok(())
     }

@@ -279,6 +279,11 @@ impl Device {
         outcome
     }
 
+    /// Forgets the connection of an earlier program that cannot be served on: the next front-end begins anew.
+    pub fn forget_inherited(&mut self) {
+        self.inherited = None;
+    }
+
     /// The front-end that [`Device::serve`] has accepted in place of a silent one. It is served
     /// before those in the backlog.
     pub fn take_waiting(&mut self) -> Option<UnixStream> {

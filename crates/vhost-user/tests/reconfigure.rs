@@ -18,6 +18,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use vhost::VhostBackend;
 use virtio_spec::blk::S_OK;
+use virtio_spec::features::{VHOST_USER_F_PROTOCOL_FEATURES, bit};
 
 /// Times that each message is sent.
 const TIMES: usize = 25;
@@ -325,6 +326,21 @@ fn a_disabled_queue_takes_nothing() {
         }
         assert!(log.entries().iter().all(|entry| entry.kind == IoKind::Flush));
         device.session().enable(0, true).unwrap();
+        assert_eq!(device.queue(0).collect().unwrap().1.status, Some(S_OK));
+    }
+}
+
+#[test]
+fn features_without_the_protocol_features_enable_and_start_a_complete_queue() {
+    for options in both_rings() {
+        let daemon = Daemon::of(mem());
+        let mut device = daemon.connect(&options);
+        let layout = device.layout();
+        device.session().enable(0, false).unwrap();
+        device.queue(0).submit(&Request::read(0, 512), &layout).unwrap();
+        device.queue(0).queue().kick();
+        let features = device.features() & !bit(VHOST_USER_F_PROTOCOL_FEATURES);
+        device.session().set_features(features).unwrap();
         assert_eq!(device.queue(0).collect().unwrap().1.status, Some(S_OK));
     }
 }

@@ -67,6 +67,7 @@ impl FrontEnds {
     pub(super) fn serve_one(&mut self, stream: UnixStream, next: Option<Next<'_>>) {
         if let Err(error) = self.stop.watch(&stream) {
             tracing::error!(%error, "no descriptor is left for a front-end");
+            self.server.forget_inherited();
             return;
         }
         tracing::info!("front-end connected");
