@@ -3,8 +3,8 @@
 
 use super::protocol::{Call, CallError};
 use crate::disks::Disks;
+use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::sockopt::socket_peercred;
 use rustix::process::geteuid;
 use std::cell::RefCell;
 use std::os::unix::net::UnixStream;
@@ -13,6 +13,7 @@ use std::time::Duration;
 /// A connected client.
 pub(super) struct Client<'a> {
     stream: &'a UnixStream,
+    /// Its process; 0: one of another PID namespace.
     pub(super) pid: i32,
     pub(super) uid: u32,
     /// The disk of its command, once it is found.
@@ -25,9 +26,9 @@ impl<'a> Client<'a> {
 
     /// The client at the other end of `stream`.
     pub(super) fn of(stream: &'a UnixStream) -> std::io::Result<Self> {
-        let peer = socket_peercred(stream)?;
-        let pid = peer.pid.as_raw_nonzero().get();
-        Ok(Client { stream, pid, uid: peer.uid.as_raw(), disk: RefCell::default() })
+        // Not by rustix, whose type holds no process 0.
+        let peer = getsockopt(stream, PeerCredentials)?;
+        Ok(Client { stream, pid: peer.pid(), uid: peer.uid(), disk: RefCell::default() })
     }
 
     /// Returns whether the client has the rights of this process: it is root's, or of the same user.

@@ -28,7 +28,8 @@ use audit::Audit;
 use client::Client;
 use codec::{CALL_BYTES_MAX, Channel, CodecError};
 use methods::Done;
-use places::{CONNECTIONS_MAX, Places};
+use places::CONNECTIONS_MAX;
+pub use places::Places;
 use protocol::{Call, CallError};
 use rustix::process::{Signal, getpid, kill_process};
 use serde_json::{Value, json};
@@ -51,8 +52,8 @@ const REPLY_MAX: Duration = Duration::from_secs(60);
 ///
 /// # Errors
 /// [`Failure`] if no thread can be started.
-pub fn start(listener: UnixListener, disks: Arc<Disks>) -> Result<(), Failure> {
-    let body = move || accept_all(&listener, &disks, &Places::default());
+pub fn start(listener: UnixListener, disks: Arc<Disks>, places: Places) -> Result<(), Failure> {
+    let body = move || accept_all(&listener, &disks, &places);
     let spawned = std::thread::Builder::new().name("control".into()).spawn(body);
     spawned.map(drop).map_err(|error| {
         Failure::run("listen for commands", error, "raise the limit on threads (ulimit -u)")
@@ -63,8 +64,14 @@ pub fn start(listener: UnixListener, disks: Arc<Disks>) -> Result<(), Failure> {
 ///
 /// # Errors
 /// [`Failure`] if no thread can be started.
-pub fn welcome(client: TakenClient, disks: Arc<Disks>, upgraded: Upgraded) -> Result<(), Failure> {
+pub fn welcome(
+    client: TakenClient,
+    disks: Arc<Disks>,
+    upgraded: Upgraded,
+    places: Places,
+) -> Result<(), Failure> {
     let body = move || {
+        let _connection = places.connect();
         let deadline = Instant::now() + RESTART_MAX;
         let answer = upgraded.answer(&disks.events, |disk| is_connected(&disks, disk, deadline));
         let outcome = answer.map_err(|failure| {
@@ -83,9 +90,7 @@ pub fn welcome(client: TakenClient, disks: Arc<Disks>, upgraded: Upgraded) -> Re
             true => channel.send(&reply, &[], Some(REPLY_MAX)),
             false => Ok(()),
         };
-        if let Err(error) =
-            answered.and_then(|()| converse(&mut channel, &disks, &Places::default()))
-        {
+        if let Err(error) = answered.and_then(|()| converse(&mut channel, &disks, &places)) {
             tracing::debug!(%error, "a control connection ended");
         }
     };
@@ -103,18 +108,16 @@ fn is_connected(disks: &Disks, disk: &str, deadline: Instant) -> bool {
 }
 
 fn accept_all(listener: &UnixListener, disks: &Arc<Disks>, places: &Places) {
-    let open = Arc::new(());
     loop {
         let accepted = listener.accept().and_then(|(stream, _)| {
             let channel = Channel::new(stream, CALL_BYTES_MAX);
-            // One reference of this thread, one of each connection.
-            if Arc::strong_count(&open) > CONNECTIONS_MAX {
+            let Some(connection) = places.connect() else {
                 refuse(&channel, format!("{CONNECTIONS_MAX} others are connected"), Sort::Busy);
                 return Ok(());
-            }
-            let (disks, places, mine) = (Arc::clone(disks), places.clone(), Arc::clone(&open));
+            };
+            let (disks, places) = (Arc::clone(disks), places.clone());
             let body = move || {
-                let _mine = mine;
+                let _connection = connection;
                 let mut channel = channel;
                 if let Err(error) = converse(&mut channel, &disks, &places) {
                     tracing::debug!(%error, "a control connection ended");

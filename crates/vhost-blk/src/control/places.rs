@@ -14,13 +14,16 @@ const WORK_MAX: usize = 24;
 /// The same with the commands that end work or a disk, and may wait for that.
 const ENDS_MAX: usize = 28;
 
-/// The commands in progress on all connections.
+/// The connections and the commands in progress on all of them.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Places(Arc<AtomicUsize>);
+pub struct Places {
+    open: Arc<AtomicUsize>,
+    working: Arc<AtomicUsize>,
+}
 
-/// The place of a command, until the drop. One that only looks takes none.
+/// A connection or the place of a command, until the drop.
 #[derive(Debug)]
-pub(super) struct Place(Option<Arc<AtomicUsize>>);
+pub(super) struct Taken(Arc<AtomicUsize>);
 
 /// Maximum commands in progress with one of this method; `None`: it does not count.
 fn limit(method: &str) -> Option<usize> {
@@ -36,31 +39,38 @@ fn limit(method: &str) -> Option<usize> {
 }
 
 impl Places {
-    /// Takes a place for a method.
+    /// Takes a place for a method. One that only looks takes none.
     ///
     /// # Errors
     /// [`Failure`] if too many others are taken.
-    pub(super) fn take(&self, method: &str) -> Result<Place, Failure> {
-        let Some(limit) = limit(method) else { return Ok(Place(None)) };
-        let next = |taken: usize| (taken < limit).then_some(taken + 1);
-        match self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next) {
-            Ok(_) => Ok(Place(Some(Arc::clone(&self.0)))),
-            Err(taken) => {
-                let why = format!("{taken} others are in progress");
-                let remedy =
-                    "wait for the end of one, or end it; vhost-blk ctl list shows the disks";
-                let failure = Failure::run("begin the command", why, remedy);
-                Err(Failure { sort: Sort::Busy, ..failure })
-            }
-        }
+    pub(super) fn take(&self, method: &str) -> Result<Option<Taken>, Failure> {
+        let Some(max) = limit(method) else { return Ok(None) };
+        Taken::of(&self.working, max).map(Some).map_err(|taken| {
+            let why = format!("{taken} others are in progress");
+            let remedy = "wait for the end of one, or end it; vhost-blk ctl list shows the disks";
+            let failure = Failure::run("begin the command", why, remedy);
+            Failure { sort: Sort::Busy, ..failure }
+        })
+    }
+
+    /// Takes a connection. `None`: there are too many.
+    pub(super) fn connect(&self) -> Option<Taken> {
+        Taken::of(&self.open, CONNECTIONS_MAX).ok()
     }
 }
 
-impl Drop for Place {
+impl Taken {
+    /// Takes one more of at most `max`. Returns their number if all are taken.
+    fn of(count: &Arc<AtomicUsize>, max: usize) -> Result<Taken, usize> {
+        let next = |taken: usize| (taken < max).then_some(taken + 1);
+        count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next)?;
+        Ok(Taken(Arc::clone(count)))
+    }
+}
+
+impl Drop for Taken {
     fn drop(&mut self) {
-        if let Some(taken) = &self.0 {
-            taken.fetch_sub(1, Ordering::Relaxed);
-        }
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
