@@ -189,20 +189,29 @@ fn start(
     let inherited = taken.as_mut().and_then(|taken| taken.control.take());
     let (commands, control) = command_socket(&disks.process, inherited, files)?.unzip();
     let inherited = taken.as_mut().and_then(|taken| taken.metrics.take());
-    let (scrapes, metrics) = metrics_socket(&disks.process, inherited, files)?.unzip();
+    let opened = match metrics_socket(&disks.process, inherited, files) {
+        // The guests go on.
+        Err(failure) if taken.is_some() => {
+            tracing::error!("{failure}");
+            None
+        }
+        opened => opened?,
+    };
+    let (scrapes, metrics) = opened.unzip();
     if let Some(control) = control {
         // Only set here.
         let _ = disks.upgrader.set(Upgrader::new(upgrade::Sockets { control, metrics }, gate));
     }
+    let places = control::Places::default();
     // Clients wait in the backlogs until there is a disk.
     first.map_or(Ok(()), |first| disks.launch(first))?;
     if let Some(Taken { client, upgraded, reload_is_due, .. }) = taken {
-        control::welcome(client, Arc::clone(disks), upgraded)?;
+        control::welcome(client, Arc::clone(disks), upgraded, places.clone())?;
         if reload_is_due {
             reload_apart(disks);
         }
     }
-    commands.map_or(Ok(()), |commands| control::start(commands, Arc::clone(disks)))?;
+    commands.map_or(Ok(()), |commands| control::start(commands, Arc::clone(disks), places))?;
     scrapes.map_or(Ok(()), |scrapes| scrapes.start(Arc::clone(disks)))
 }
 
@@ -215,12 +224,12 @@ fn begin_pidfile(
     let is_first = taken.is_none();
     match (taken.and_then(|taken| taken.pidfile.take()), &disks.process.pidfile) {
         (Some(taken), _) => keep_pidfile(disks, taken, files),
-        (None, Some(path)) => {
+        // Before a guest is served: the file is written when all disks have started.
+        (None, Some(path)) if is_first => {
             pidfile::check(path)?;
-            // Before a guest is served: the file is written when all disks have started.
-            if is_first { pidfile::check_directory(path) } else { Ok(()) }
+            pidfile::check_directory(path)
         }
-        (None, None) => Ok(()),
+        (None, _) => Ok(()),
     }
 }
 
@@ -308,11 +317,9 @@ fn metrics_socket(
     files: &SocketFiles,
 ) -> Result<Option<(metrics::Listener, upgrade::Socket)>, Failure> {
     let Some(address) = &args.metrics else { return Ok(None) };
-    let group = args.metrics_group.as_deref();
-    let access = socket::access(args.metrics_mode, group, "--metrics-group")?;
     let (listener, file) = match taken {
         Some((socket, file)) => (metrics::Listener::of(socket, address), file),
-        None => metrics::Listener::open(address, access)?,
+        None => metrics::Listener::open(address, socket::metrics_access(args)?)?,
     };
     let for_later = upgrade::Socket::of(&listener, file.as_ref()).map_err(no_descriptor)?;
     files.lock().unwrap_or_else(PoisonError::into_inner).extend(file);
@@ -326,11 +333,10 @@ fn command_socket(
     files: &SocketFiles,
 ) -> Result<Option<(UnixListener, upgrade::Socket)>, Failure> {
     let Some(path) = &args.control_path else { return Ok(None) };
-    let group = args.control_group.as_deref();
-    let (mode, group) = socket::access(args.control_mode, group, "--control-group")?;
     let (listener, file) = match taken {
         Some((socket, file)) => (socket.into(), file),
         None => {
+            let (mode, group) = socket::control_access(args)?;
             let (listener, file) = socket_file::listen(path, mode, group)?;
             (listener, Some(file))
         }

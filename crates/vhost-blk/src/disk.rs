@@ -4,6 +4,7 @@
 use crate::failure::Failure;
 use crate::options::DiskArgs;
 use crate::values::{BackendKind, Format, LockMode, OnOff};
+use crate::wrappers;
 use backend::file::{File, FileError, FileOptions, OpenAs};
 use backend::mem::Mem;
 use backend::null::Null;
@@ -183,21 +184,8 @@ pub fn open(args: &DiskArgs, from: From, wait: LockWait) -> Result<Opened, Failu
             ));
         }
     };
-    opened.disk = wrapped(opened.disk, args)?;
+    opened.disk = wrappers::wrapped(opened.disk, args)?;
     Ok(opened)
-}
-
-/// A disk with the wrappers of the options.
-///
-/// # Errors
-/// [`Failure`] if one of them is malformed.
-pub fn wrapped(disk: Arc<dyn Disk>, args: &DiskArgs) -> Result<Arc<dyn Disk>, Failure> {
-    args.wrap.iter().try_fold(disk, |disk, spec| {
-        backend::wrap::from_spec(spec, disk).map_err(|error| {
-            let what = format!("use --wrap {spec}");
-            Failure::usage(what, error, "see --wrap in vhost-blk serve --help")
-        })
-    })
 }
 
 fn open_file(path: &Path, from: From, args: &DiskArgs, wait: LockWait) -> Result<Opened, Failure> {

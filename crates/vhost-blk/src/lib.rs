@@ -41,5 +41,6 @@ pub mod top;
 pub mod upgrade;
 pub mod values;
 mod watchdog;
+mod wrappers;
 
 pub use cli::run;

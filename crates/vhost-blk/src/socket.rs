@@ -2,7 +2,7 @@
 //! The source of front-ends: a socket file of this process, or a passed socket.
 
 use crate::failure::Failure;
-use crate::options::{DiskArgs, ServeArgs};
+use crate::options::{DiskArgs, ProcessArgs, ServeArgs};
 use crate::os;
 use crate::socket_file::{self, SocketFile};
 use socket2::{Domain, Socket, Type};
@@ -131,11 +131,24 @@ fn passed_sockets() -> Result<bool, Failure> {
     }
 }
 
-/// Permission bits and group of a socket file, whose group `option` names.
+/// Permission bits and group of the control socket.
 ///
 /// # Errors
 /// [`Failure`] if the group is unknown.
-pub fn access(
+pub fn control_access(args: &ProcessArgs) -> Result<(u32, Option<u32>), Failure> {
+    access(args.control_mode, args.control_group.as_deref(), "--control-group")
+}
+
+/// Permission bits and group of the metrics socket.
+///
+/// # Errors
+/// [`Failure`] if the group is unknown.
+pub fn metrics_access(args: &ProcessArgs) -> Result<(u32, Option<u32>), Failure> {
+    access(args.metrics_mode, args.metrics_group.as_deref(), "--metrics-group")
+}
+
+/// Permission bits and group of a socket file, whose group `option` names.
+fn access(
     mode: Option<u32>,
     group: Option<&str>,
     option: &str,

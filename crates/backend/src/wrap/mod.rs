@@ -26,7 +26,7 @@ pub use limit::{Limit, Rates};
 pub use ops::OpSet;
 pub use record::{Entry, Log, Phase, Record};
 pub use slots::BySlot;
-pub use spec::{SpecError, from_spec};
+pub use spec::{SpecError, check_spec, from_spec};
 pub use track::{Growth, Taken, Track, Written};
 
 use crate::{Disk, Info};

@@ -4,11 +4,11 @@
 use super::lie::Lie;
 use super::{Delay, Fault, FaultRule, Limit, OpSet, Rates, Record};
 use crate::{Disk, IoError};
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::io;
 use std::num::NonZeroU64;
 use std::ops::RangeInclusive;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -84,6 +84,9 @@ pub enum SpecError {
     TooMany,
 }
 
+/// Opens the file of a record.
+type Open = fn(&Path) -> io::Result<File>;
+
 /// Wraps `inner` as specified by `spec`:
 ///
 /// * `delay:us=100,ops=read+write` - delays completions by so many microseconds
@@ -97,6 +100,18 @@ pub enum SpecError {
 /// # Errors
 /// [`SpecError`]; its text names a valid form.
 pub fn from_spec(spec: &str, inner: Arc<dyn Disk>) -> Result<Arc<dyn Disk>, SpecError> {
+    build(spec, inner, |path| OpenOptions::new().append(true).create(true).open(path))
+}
+
+/// As [`from_spec`], for a check: creates and opens no file of the spec.
+///
+/// # Errors
+/// As [`from_spec`].
+pub fn check_spec(spec: &str, inner: Arc<dyn Disk>) -> Result<Arc<dyn Disk>, SpecError> {
+    build(spec, inner, |_| File::open("/dev/null"))
+}
+
+fn build(spec: &str, inner: Arc<dyn Disk>, open: Open) -> Result<Arc<dyn Disk>, SpecError> {
     if inner.layers() > LAYERS_MAX {
         return Err(SpecError::TooMany);
     }
@@ -114,7 +129,7 @@ pub fn from_spec(spec: &str, inner: Arc<dyn Disk>) -> Result<Arc<dyn Disk>, Spec
             let known = "iops, mbps and burst-ms";
             limit(Values::parse("limit", rest, &["iops", "mbps", "burst-ms"], known)?, inner)
         }
-        "record" => record(Values::parse("record", rest, &["path"], "path")?, inner),
+        "record" => record(Values::parse("record", rest, &["path"], "path")?, inner, open),
         // Only for negative controls of tests; the help does not list it.
         "lie" => Ok(Arc::new(Lie::new(inner, Values::parse("lie", rest, &["ops"], "ops")?.ops()?))),
         _ => Err(SpecError::UnknownWrapper(name.into())),
@@ -154,11 +169,11 @@ fn limit(values: Values, inner: Arc<dyn Disk>) -> Result<Arc<dyn Disk>, SpecErro
     Ok(Arc::new(Limit::new(inner, rates)))
 }
 
-fn record(values: Values, inner: Arc<dyn Disk>) -> Result<Arc<dyn Disk>, SpecError> {
+fn record(values: Values, inner: Arc<dyn Disk>, open: Open) -> Result<Arc<dyn Disk>, SpecError> {
     let path =
         values.map("path", |text| (!text.is_empty()).then(|| PathBuf::from(text)), "a path")?;
     let path = path.ok_or(SpecError::Missing { wrapper: "record", key: "path=FILE" })?;
-    match OpenOptions::new().append(true).create(true).open(&path) {
+    match open(&path) {
         Ok(file) => Ok(Arc::new(Record::to_file(inner, file))),
         Err(source) => Err(SpecError::Record { path, source }),
     }

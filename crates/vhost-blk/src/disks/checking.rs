@@ -4,15 +4,13 @@
 use super::reload::{path_of, read_directory};
 use super::sharing;
 use crate::config;
-use crate::disk;
 use crate::failure::Failure;
 use crate::options::{DiskArgs, ProcessArgs};
 use crate::socket::Source;
 use crate::values::LockMode;
-use backend::Null;
+use crate::wrappers;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 /// The errors in the files of a directory, and the number of files. Opens neither images nor sockets.
 ///
@@ -29,7 +27,7 @@ pub fn check_files(
         let checked = file.and_then(|args| {
             process.check_socket(args.socket_path.as_ref())?;
             Source::of_disk(&args)?;
-            disk::wrapped(Arc::new(Null::new(512)), &args)?;
+            wrappers::check(&args)?;
             Ok(args)
         });
         match checked {

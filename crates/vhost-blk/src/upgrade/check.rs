@@ -7,7 +7,8 @@ use crate::disk::{self, From};
 use crate::disks::kept;
 use crate::failure::Failure;
 use crate::options::{DaemonArgs, DiskArgs, ProcessArgs, ServeArgs};
-use crate::{disk_options, engine};
+use crate::socket::{self, Source};
+use crate::{disk_options, engine, wrappers};
 use backend::file::OpenAs;
 use std::fmt::Display;
 use std::io;
@@ -24,7 +25,7 @@ pub fn check(args: &ServeArgs) -> Result<(), Failure> {
     let [only] = &state.disks[..] else {
         return Err(cannot(format!("{} disks, and serve has one", state.disks.len())));
     };
-    same_path("--socket-path", args.disk.socket_path.as_deref(), only.front_ends.as_ref())?;
+    check_source(&args.disk, only)?;
     if let Some(image) = &only.exchanged {
         let disk = image.clone().put_into(args.disk.clone());
         disk.check()?;
@@ -66,7 +67,23 @@ pub fn check_daemon(args: &DaemonArgs) -> Result<(), Failure> {
 fn check_disk(process: &ProcessArgs, pid: u32, disk: &DiskState) -> Result<(), Failure> {
     let args = options(disk)?;
     process.check_socket(args.socket_path.as_ref())?;
+    check_source(&args, disk)?;
     check_image(&args, pid, disk)
+}
+
+/// Checks the options of a disk that are used after its image is open: an error there would end a served disk.
+fn check_source(args: &DiskArgs, disk: &DiskState) -> Result<(), Failure> {
+    let was_passed = disk.front_ends.as_ref().is_none_or(|socket| socket.file.is_none());
+    match &args.socket_path {
+        Some(path) if was_passed => {
+            let why = format!("--socket-path {} is new: the socket was passed", path.display());
+            return Err(cannot(why));
+        }
+        Some(_) => drop(Source::of_disk(args)?),
+        None => {}
+    }
+    same_path("--socket-path", args.socket_path.as_deref(), disk.front_ends.as_ref())?;
+    wrappers::check(args)
 }
 
 /// Checks a disk with these options, and the image that the process `pid` has open.
@@ -107,8 +124,10 @@ fn cannot(why: impl Display) -> Failure {
     Failure::run("take over the running disk", why, "see `Upgrade` in docs/operations.md")
 }
 
-/// Checks that the sockets of the process have the same places.
+/// Checks that the sockets of the process have the same places, and groups that exist.
 fn check_sockets(args: &ProcessArgs, state: &ProgramState) -> Result<(), Failure> {
+    socket::control_access(args)?;
+    socket::metrics_access(args)?;
     same_path("--control-path", args.control_path.as_deref(), Some(&state.control))?;
     same_path("--pidfile", args.pidfile.as_deref(), state.pidfile.as_ref())?;
     let metrics = args.metrics_path().map(PathBuf::as_path);

@@ -63,6 +63,33 @@ fn a_program_that_passes_its_check_and_cannot_be_executed_leaves_the_old_one_run
     assert_eq!(data, [2; 512]);
 }
 
+/// The file of the options is read again: an error in it would end the daemon after the point of no return.
+#[test]
+fn options_that_the_start_would_refuse_are_refused_before() {
+    let place = Place::new();
+    let file = place.path("disk.toml");
+    let write = |more: &str| fs::write(&file, format!("serial = \"a\"\n{more}")).unwrap();
+    write("");
+    let served = served(&["--config", file.to_str().unwrap()]);
+    let mut device = Device::connect(&served.place.socket, &Options::default()).unwrap();
+    for (sector, (more, why)) in [
+        ("wrap = [\"nonsense\"]", "use --wrap nonsense"),
+        ("socket-group = \"no-such-group\"", "there is no such group"),
+        ("control-group = \"no-such-group\"", "there is no such group"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        write(more);
+        let line = one_line(&served.ctl(&["upgrade"]), 1);
+        assert!(line.contains(why) && line.contains("nothing was changed"), "{more}: {line}");
+        device.write(sector as u64, &[1; 512]).unwrap();
+    }
+    write("");
+    served.upgrade();
+    device.write(0, &[1; 512]).unwrap();
+}
+
 #[test]
 fn options_that_changed_for_the_guest_are_refused() {
     let served = served(&[]);
