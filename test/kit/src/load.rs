@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 
 use crate::agent::Shell;
 use crate::wait::wait_until_so;
@@ -83,6 +83,26 @@ pub fn wait_for_another_round(guest: &mut impl Shell) -> Result<()> {
     })
 }
 
+/// Waits until the guest's disk `node` (`/dev/NAME`) has completed requests after this call.
+pub fn wait_for_requests(guest: &mut impl Shell, node: &str) -> Result<()> {
+    let name = node.trim_start_matches("/dev/");
+    let completed = |guest: &mut _| -> Result<u64> {
+        let stat = Shell::ok(guest, &format!("cat /sys/block/{name}/stat"))?;
+        completed_in(&stat).with_context(|| format!("statistics of {node}: {stat}"))
+    };
+    let before = completed(guest)?;
+    wait_until_so(ROUND_LIMIT, "completed requests of the load", || {
+        check_running(guest)?;
+        Ok(completed(guest)? > before)
+    })
+}
+
+/// Completed reads and writes in the `stat` of a block device.
+fn completed_in(stat: &str) -> Option<u64> {
+    let fields: Vec<u64> = stat.split_whitespace().map_while(|it| it.parse().ok()).collect();
+    Some(fields.first()? + fields.get(4)?)
+}
+
 /// Fails if the load has ended, which only an error makes it do.
 pub fn check_running(guest: &mut impl Shell) -> Result<()> {
     if guest.run("cat /run/load.code")?.code == 0 {
@@ -112,4 +132,15 @@ pub fn finish(guest: &mut impl Shell) -> Result<()> {
         bail!("the load in the guest ended with {}: {log}\n{kernel}", code.trim());
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_and_writes_are_completed_requests() {
+        assert_eq!(completed_in("  7 1 56 9 30 2 240 8 0 12 17 1 0 8 0 4 5\n"), Some(37));
+        assert_eq!(completed_in("7 1 56"), None);
+    }
 }

@@ -47,14 +47,16 @@ sync
 stage load
 count &
 counter=$!
-fio --name=verify --filename=/mnt/verify.dat --size=48m --direct=1 --ioengine=io_uring \
-    --iodepth=16 --rw=randwrite --bsrange=4k-64k --randrepeat=0 --fsync=16 \
-    --verify=crc32c --verify_fatal=1 --do_verify=1 --output=/run/verify.txt &
-fio=$!
-until [ -s /mnt/verify.dat ]; do sleep 0.1; done
-say "loading"
-wait $fio ||
-    { cat /run/verify.txt; fail "fio found data that is not what it wrote"; }
+{ until [ -s /mnt/verify.dat ]; do sleep 0.1; done; say "loading"; } &
+sectors() { cat "/sys/class/block/${disk##*/}/size"; }
+before=$(sectors)
+# The disk grows after the copies.
+while [ "$(sectors)" = "$before" ]; do
+    fio --name=verify --filename=/mnt/verify.dat --size=48m --direct=1 --ioengine=io_uring \
+        --iodepth=16 --rw=randwrite --bsrange=4k-64k --randrepeat=0 --fsync=16 \
+        --verify=crc32c --verify_fatal=1 --do_verify=1 --output=/run/verify.txt ||
+        { cat /run/verify.txt; fail "fio found data that is not what it wrote"; }
+done
 touch /run/stop
 wait $counter
 stage check the file system
@@ -62,8 +64,9 @@ umount /mnt
 e2fsck -fn "$disk" || fail "e2fsck found errors"
 "#;
 
-/// The copy has the file that the guest synced before, and its journal makes it sound.
-fn check(copy: &Path) {
+/// The copy has the file that the guest synced before, and its journal makes it sound. The guest counted before
+/// the copy, and to `counted` after it.
+fn check(copy: &Path, counted: u64) {
     let path = copy.to_str().unwrap();
     let replay = Command::new("e2fsck").args(["-E", "journal_only", "-p", path]).output().unwrap();
     // 1: it has changed something.
@@ -77,6 +80,7 @@ fn check(copy: &Path) {
         digits.parse::<u64>().expect("a counter")
     });
     assert!(first == second || first == second + 1, "{first} and {second}");
+    assert!(0 < second && first < counted, "{first} of {counted}: a copy of an idle disk");
     let file = Command::new("debugfs").args(["-R", "cat /before", path]).output().unwrap();
     let expected: String = (1..=100_000).map(|line| format!("{line}\n")).collect();
     assert!(file.stdout == expected.as_bytes(), "{} bytes of /before", file.stdout.len());
@@ -103,20 +107,24 @@ fn a_backup_of_a_disk_that_a_guest_writes_is_a_sound_file_system() {
     };
     let mut guest = Guest::boot(&LAB.base, &spec).unwrap();
     guest.wait_for("loading", GUEST_PATIENCE).unwrap_or_else(|error| panic!("{error:#}"));
+    let ctl = |words: &[&str]| {
+        let first = [&binary, Path::new("ctl"), Path::new("--control-path"), &control];
+        let first = first.iter().map(|word| word.to_str().unwrap());
+        let words: Vec<&str> = first.chain(words.iter().copied()).collect();
+        run_to_end(&words).unwrap_or_else(|error| panic!("{error:#}\n{}", server.log()));
+    };
     let backup = |name: &str, options: &[&str]| {
         let copy = directory.path().join(name);
-        let words = [&binary, Path::new("ctl"), Path::new("--control-path"), &control];
-        let words = words.iter().map(|word| word.to_str().unwrap());
-        let to = ["backup", "--to", copy.to_str().unwrap()];
-        let words: Vec<&str> = words.chain(to).chain(options.iter().copied()).collect();
-        run_to_end(&words).unwrap_or_else(|error| panic!("{error:#}\n{}", server.log()));
+        ctl(&[&["backup", "--to", copy.to_str().unwrap()], options].concat());
         copy
     };
     let first = backup("first", &["--bandwidth", "16M", "--bitmap", "b"]);
     let second = backup("second", &["--bandwidth", "16M", "--incremental", "b"]);
-    if let Err(error) = guest.finish(GUEST_PATIENCE) {
-        panic!("{error:#}\nthe daemon's log:\n{}", server.log());
-    }
+    ctl(&["resize", &(disk::DISK_BYTES + (1 << 20)).to_string()]);
+    let report = guest.finish(GUEST_PATIENCE);
+    let report =
+        report.unwrap_or_else(|error| panic!("{error:#}\nthe daemon's log:\n{}", server.log()));
+    let counted = report.value("counted").and_then(|count| count.parse().ok()).expect("a count");
     server.stop().unwrap();
     disk::check_ext4(&path).unwrap();
     // Before the check replays the journal of its backing file.
@@ -125,5 +133,5 @@ fn a_backup_of_a_disk_that_a_guest_writes_is_a_sound_file_system() {
     let words = [&[&*binary], &convert[..], &[&*second, &*whole]].concat();
     let words: Vec<&str> = words.iter().map(|word| word.to_str().unwrap()).collect();
     run_to_end(&words).unwrap_or_else(|error| panic!("{error:#}"));
-    [first, whole].iter().for_each(|copy| check(copy));
+    [first, whole].iter().for_each(|copy| check(copy, counted));
 }

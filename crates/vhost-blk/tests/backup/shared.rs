@@ -2,6 +2,7 @@
 //! Backups that share the space of the image, on file systems that can.
 
 use crate::common::{Daemon, wait_until};
+use crate::moments::Moments;
 use crate::mount::{Mount, Sharing, may_not_mount, run, sharing_of};
 use crate::rig::Rig;
 use crate::{MIB, assert_same, parts, parts_of};
@@ -334,13 +335,16 @@ fn a_client_that_is_killed_at_any_moment_leaves_a_whole_clone_or_nothing() {
     let shared = Shared::on(Mount::btrfs);
     shared.add("raw", BYTES, "");
     let mut guest = shared.rig.guest("a");
-    let (done, mut whole) = (AtomicU64::new(0), 0);
-    for moment in 0..25 {
+    let done = AtomicU64::new(0);
+    let first = shared.mount.path("first");
+    let words = format!("backup a --reflink always --to {}", first.display());
+    let mut moments = Moments::of(|| drop(shared.rig.ok(&words)));
+    for _ in 0..25 {
         let copy = shared.mount.path("copy");
         while_written(&mut guest, &done, || {
             let words = format!("backup a --reflink always --to {}", copy.display());
             let mut client = Daemon::spawn(&mut shared.rig.command(&words));
-            std::thread::sleep(Duration::from_millis(moment * 2));
+            moments.wait();
             client.signal(libc::SIGKILL);
             client.wait();
             let is_over = || {
@@ -356,11 +360,12 @@ fn a_client_that_is_killed_at_any_moment_leaves_a_whole_clone_or_nothing() {
             };
             wait_until("the backup ends", is_over);
         });
-        if copy.exists() {
+        let is_whole = copy.exists();
+        if is_whole {
             moment_of(&fs::read(&copy).unwrap());
             fs::remove_file(&copy).unwrap();
-            whole += 1;
         }
+        moments.learn(is_whole);
     }
-    println!("{whole} clones were complete");
+    moments.assert_both();
 }

@@ -65,7 +65,7 @@ impl Moments {
 }
 
 /// Random numbers of a seed that is printed.
-pub(crate) fn random() -> fastrand::Rng {
+fn random() -> fastrand::Rng {
     let seed = fastrand::u64(..);
     println!("seed {seed}");
     fastrand::Rng::with_seed(seed)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Mirrors that end before their completion: the guest goes on in its old storage, and loses nothing.
 
-use crate::moments::{self, Moments};
+use crate::moments::Moments;
 use crate::mount::{Mount, may_not_mount};
 use crate::rig::Rig;
 use crate::{
@@ -11,7 +11,6 @@ use crate::{
 use driver::{Device, Request};
 use serde_json::Value;
 use std::fs::{self, File};
-use std::time::Duration;
 
 pub(crate) fn with_disk(options: &str) -> (Rig, Device) {
     let rig = Rig::new();
@@ -121,12 +120,12 @@ fn the_end_of_the_daemon_cancels_a_mirror() {
     assert!(content(&mut guest(&rig, "a")).iter().all(|byte| *byte == 1));
 }
 
-/// The storage does not complete a write: the process ends after 900 ms.
+/// The storage does not complete a write: the process ends after 900 ms, and not with the write.
 #[test]
 fn an_end_of_the_daemon_without_a_drain_removes_the_incomplete_file() {
     let rig = Rig::new();
     image(&rig, "a.img", "raw");
-    add(&rig, "a", "--blk-file a.img --wrap delay:us=20000000,ops=write");
+    add(&rig, "a", "--blk-file a.img --wrap delay:us=600000000,ops=write");
     let mut device = guest(&rig, "a");
     rig.ok("mirror a --to b --wait");
     let layout = device.layout();
@@ -219,21 +218,27 @@ fn a_completion_whose_client_gives_up_is_withdrawn() {
     assert_eq!(data, [1; 512]);
 }
 
+/// Completions, each after some attempts.
+const ROUNDS: u64 = 12;
+
 /// A withdrawal comes at any moment of the copy, the drain and the move: the mirror goes on with every part,
 /// or it is complete.
 #[test]
 fn completions_that_are_withdrawn_at_any_moment_lose_no_part() {
     let (rig, mut device) = with_disk("");
-    let (mut random, mut moves) = (moments::random(), 0);
-    let mut name = "a.img".to_owned();
-    for round in 0..12_u64 {
+    rig.ok("mirror a --to first --format qcow2 --wait");
+    let mut moments = Moments::of(|| drop(rig.ok("mirror a --complete")));
+    fs::remove_file(rig.path("a.img")).unwrap();
+    let mut name = "first".to_owned();
+    for round in 0..ROUNDS {
         rig.ok(&format!("mirror a --to {round} --format qcow2 --wait"));
         for attempt in 0..4 {
             fill(&mut device, (round * 4 + attempt) as u8);
             let mut client = rig.connect();
             client.send(r#"{"method":"io.vhostblk.CompleteMirror","parameters":{"name":"a"}}"#);
-            std::thread::sleep(Duration::from_micros(random.u64(..40_000)));
+            moments.wait();
         }
+        let mut is_withdrawn = false;
         // A busy daemon reads the last order late: it withdraws or carries it out meanwhile.
         wait_until("the completion", || {
             if mirror(&rig).is_null() {
@@ -244,8 +249,8 @@ fn completions_that_are_withdrawn_at_any_moment_lose_no_part() {
             let late = ["it is not being mirrored", "another client completes it"];
             let is_late = late.iter().any(|why| stderr.contains(why));
             assert!(output.status.success() || is_late, "round {round}: {stderr}");
-            moves += u64::from(output.status.success());
-            output.status.success()
+            is_withdrawn = output.status.success();
+            is_withdrawn
         });
         let path = rig.json("snapshots a")[0]["path"].as_str().unwrap().to_owned();
         assert_eq!(path, text(&rig.path(&round.to_string())));
@@ -253,8 +258,9 @@ fn completions_that_are_withdrawn_at_any_moment_lose_no_part() {
         assert!(content(&mut device).iter().all(|found| *found == byte), "round {round}");
         fs::remove_file(rig.path(&name)).unwrap();
         name = round.to_string();
+        moments.learn(!is_withdrawn);
     }
-    println!("{moves} of 12 completions came after withdrawals only");
+    moments.assert_both();
 }
 
 /// A front-end that leaves in any state neither ends nor harms the mirror.

@@ -7,6 +7,8 @@ mod common;
 #[allow(dead_code, unreachable_pub, reason = "each test program uses its part")]
 mod load;
 mod loads;
+#[path = "../common/moments.rs"]
+mod moments;
 #[path = "../common/mount.rs"]
 mod mount;
 mod others;

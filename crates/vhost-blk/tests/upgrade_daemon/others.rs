@@ -3,6 +3,7 @@
 
 use crate::common::own_path;
 use crate::loads::{file, image, write_and_read};
+use crate::moments::Moments;
 use crate::rig::Rig;
 use driver::RawChannel;
 use std::path::PathBuf;
@@ -83,10 +84,8 @@ fn a_reload_by_signal_during_an_upgrade_is_done_by_the_new_program() {
         let waiting = Waiting::begin(&rig, scope);
         rig.write_file("b", &file("b", ""));
         rig.daemon.signal(libc::SIGHUP);
-        // The signal is taken by now, and its reload waits.
-        let status = || std::fs::read_to_string(format!("/proc/{}/status", rig.daemon.id()));
-        let pending = || status().unwrap().lines().any(|line| line == "ShdPnd:\t0000000000000001");
-        rig.place.wait_until("the signal is taken", || !pending());
+        // Its reload waits.
+        rig.daemon.wait_for_signal(libc::SIGHUP);
         assert_eq!(rig.names(), ["a"]);
         waiting.finish();
     });
@@ -183,22 +182,30 @@ fn come_and_go(rig: &Rig) -> bool {
 
 #[test]
 fn a_stop_during_upgrades_ends_the_daemon_with_all_of_its_disks() {
-    for millis in (0..150).step_by(15) {
-        let mut rig = Rig::new();
+    let served = || {
+        let rig = Rig::new();
         ["a", "b", "c"].iter().for_each(|name| rig.add(name, ""));
+        rig
+    };
+    let rig = served();
+    let mut moments = Moments::of(|| drop(rig.ok("upgrade")));
+    drop(rig);
+    for _ in 0..12 {
+        let mut rig = served();
         let mut guests = ["a", "b"].map(|name| rig.guest(name));
         guests.iter_mut().for_each(|guest| write_and_read(guest, 0));
-        std::thread::scope(|scope| {
+        let is_upgraded = std::thread::scope(|scope| {
             let upgrade = scope.spawn(|| rig.ctl("upgrade"));
-            // Another moment in each round, not a wait for one.
-            std::thread::sleep(std::time::Duration::from_millis(millis));
+            moments.wait();
             rig.daemon.signal(libc::SIGTERM);
-            upgrade.join().unwrap();
+            upgrade.join().unwrap().status.success()
         });
-        assert!(rig.daemon.wait().success(), "after {millis} ms");
+        assert!(rig.daemon.wait().success());
         let files = rig.place.files();
         assert!(!files.iter().any(|name| name.ends_with(".sock") || name == "ctl"), "{files:?}");
+        moments.learn(is_upgraded);
     }
+    moments.assert_both();
 }
 
 #[test]

@@ -5,7 +5,9 @@
 mod common;
 #[path = "../common/locks.rs"]
 mod locks;
+#[path = "../common/moments.rs"]
 mod moments;
+mod passed;
 mod refused;
 #[path = "../upgrade/served.rs"]
 mod served;

@@ -9,7 +9,7 @@ use crate::host::fixture::{Dm, DmKind, NullBlkOptions, STALL, STALLED_TAGS, null
 use crate::host::groups;
 use crate::host::module;
 use crate::host::target::{self, need_module, options};
-use crate::host::visibility::counters;
+use crate::host::visibility::{counters, wait_for_stop};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use driver::kernel::{KernelDevice, KernelOptions};
 use driver::{Device, RawChannel, Request};
@@ -84,8 +84,10 @@ fn age() -> Result<()> {
 
     let own = kernel(&mut device)?.try_clone()?;
     let stopper = std::thread::spawn(move || own.set_queue(0, false));
+    wait_for_stop(device.session())?;
     let third = oldest(&mut device)?.context("no request during the drain")?;
     ensure!(third > second, "{third:?} after {second:?}");
+    ensure!(!stopper.is_finished(), "the queue stopped with requests in flight");
     dm.resume()?;
     stopper.join().map_err(|_| anyhow!("the stop panicked"))??;
     ensure!(oldest(&mut device)?.is_none(), "the age of a request of a stopped queue");

@@ -218,23 +218,26 @@ pub(crate) fn readable_during_a_drain(env: &Env) -> Result<()> {
     let (mut device, _disk) = direct(env, Ok(disk), &options())?;
     let layout = device.layout();
     device.queue(0).submit(&Request::read(0, 4096), &layout)?;
-    let own = device.session().kernel().context("checked before")?.device();
-    let path = format!("/proc/self/fdinfo/{}", own.as_fd().as_raw_fd());
-    let kernel = own.try_clone()?;
+    let session = device.session();
+    let kernel = session.kernel().context("checked before")?.device().try_clone()?;
     wait_until("the request to be in flight", || {
-        Ok(std::fs::read_to_string(&path)?.contains("inflight=1").then_some(()))
+        Ok(fdinfo_of(session)?.contains("inflight=1").then_some(()))
     })?;
     let stopper = std::thread::spawn(move || kernel.set_queue(0, false));
-    let seen = wait_until("the queue to stop", || {
-        let text = std::fs::read_to_string(&path).unwrap_or_default();
-        let line = text.lines().find(|line| line.starts_with("queue0:")).unwrap_or_default();
-        let stops = !line.contains("running");
-        Ok(stops.then(|| line.to_owned()))
-    })?;
+    let seen = wait_for_stop(session)?;
     stopper.join().map_err(|_| anyhow::anyhow!("the stop panicked"))??;
     ensure!(seen.contains("inflight=1"), "nothing was seen before the end of the drain: {seen}");
     device.queue(0).collect()?;
     Ok(())
+}
+
+/// Waits until the first queue stops or has stopped; returns its line of the counters.
+pub(crate) fn wait_for_stop(session: &mut Session) -> Result<String> {
+    wait_until("the queue to stop", || {
+        let text = fdinfo_of(session)?;
+        let line = text.lines().find(|line| line.starts_with("queue0:")).unwrap_or_default();
+        Ok((!line.contains("running")).then(|| line.to_owned()))
+    })
 }
 
 /// Outcome of a reader.

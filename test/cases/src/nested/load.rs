@@ -4,7 +4,7 @@
 use anyhow::Result;
 pub(super) use kit::load::{
     Round, finish, format, rounds, start, start_rounds, verify_once, verify_round,
-    wait_for_another_round, wait_for_round,
+    wait_for_another_round, wait_for_requests, wait_for_round,
 };
 
 use crate::nested::daemon::Daemon;

@@ -4,7 +4,7 @@
 use std::thread::sleep;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use serde_json::json;
 
 use super::disk::{Disk, Kind};
@@ -37,11 +37,12 @@ fn run(setup: &Setup, plane: Plane) -> Result<()> {
     load::write_kept(&mut guest)?;
     load::start(&mut guest)?;
     for _ in 0..PAUSES {
+        load::wait_for_requests(&mut guest, &node)?;
         guest.monitor("stop", json!({}))?;
         sleep(A_MOMENT);
         guest.monitor("cont", json!({}))?;
-        sleep(A_MOMENT);
     }
+    load::wait_for_another_round(&mut guest).context("after the pauses")?;
     load::finish(&mut guest)?;
     for _ in 0..RESETS {
         load::start(&mut guest)?;

@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A running disk moves between the data planes while the guest writes.
 
-use std::thread::sleep;
-use std::time::Duration;
-
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 
 use super::disk::{Disk, Kind};
 use super::{Needs, Setup, load};
@@ -37,9 +34,10 @@ fn on(setup: &Setup, disk: &Disk) -> Result<()> {
     load::format(&mut guest, &node)?;
     load::start(&mut guest)?;
     for i in 0..SWITCHES {
-        sleep(Duration::from_millis(700));
+        load::wait_for_requests(&mut guest, &node)?;
         daemon.switch(if i % 2 == 0 { Plane::Kernel } else { Plane::Uring })?;
     }
+    load::wait_for_another_round(&mut guest).context("after the switches")?;
     load::finish(&mut guest)?;
     load::end(guest, daemon, disk)?;
     println!("{SWITCHES} switches of {} under load; all data verified", disk.path().display());

@@ -3,6 +3,7 @@
 
 use crate::common::{Daemon, Place, own_path, program, run};
 use crate::locks::{self, End};
+use crate::moments::Moments;
 use crate::served::{Served, ctl, served};
 use driver::{Device, Options, QueueSetup};
 use std::process::Command;
@@ -173,18 +174,23 @@ fn a_lock_that_waits_for_its_guest_is_not_taken_by_an_upgrade() {
 
 #[test]
 fn a_stop_during_upgrades_ends_the_daemon() {
-    for millis in (0..120).step_by(8) {
+    let first = served(&[]);
+    let mut moments = Moments::of(|| {
+        first.upgrade();
+    });
+    for _ in 0..15 {
         let mut served = served(&[]);
         let mut device = Device::connect(&served.place.socket, &Options::default()).unwrap();
         device.write(0, &[1; 512]).unwrap();
         let control = served.control.clone();
         let upgrade = std::thread::spawn(move || ctl(&control, &["upgrade"]));
-        std::thread::sleep(Duration::from_millis(millis));
+        moments.wait();
         served.daemon.signal(libc::SIGTERM);
-        assert!(served.daemon.wait().success(), "after {millis} ms");
-        upgrade.join().unwrap();
-        assert_eq!(served.place.files(), ["disk.img"], "after {millis} ms");
+        assert!(served.daemon.wait().success());
+        moments.learn(upgrade.join().unwrap().status.success());
+        assert_eq!(served.place.files(), ["disk.img"]);
     }
+    moments.assert_both();
 }
 
 #[test]
