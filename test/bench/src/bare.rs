@@ -68,8 +68,11 @@ impl Engine {
             }
         };
         let flight = match (load.op, self) {
-            // A writer waits for its own FLUSH: many writers are many jobs.
-            (Op::Writeflush, _) => format!("--numjobs={depth} --group_reporting --thread"),
+            // A writer waits for its own FLUSH: many writers are many jobs, each in a part of its own.
+            (Op::Writeflush, _) => {
+                let part = 100 / depth.max(1);
+                format!("--numjobs={depth} --offset_increment={part}% --group_reporting --thread")
+            }
             (_, Self::Psync) => String::new(),
             _ => format!("--iodepth={depth}"),
         };
@@ -187,7 +190,9 @@ mod tests {
     #[test]
     fn each_writer_of_a_log_is_a_job() {
         let log = line(Op::Writeflush, 8, Engine::UringFixed);
-        assert!(log.contains("--fdatasync=1") && log.contains("--numjobs=8"), "{log}");
+        for part in ["--fdatasync=1", "--numjobs=8", "--offset_increment=12%"] {
+            assert!(log.contains(part), "{log}");
+        }
         assert!(!log.contains("iodepth"), "{log}");
     }
 }

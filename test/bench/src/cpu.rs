@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! CPU time and placement of processes.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::time::Duration;
 
@@ -12,16 +13,40 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 
 pub use kit::sched::Times;
 
-/// Reads the times of a process, summed over its living threads.
-pub fn times(pid: u32) -> Result<Times> {
-    Ok(threads(pid)?.into_iter().map(|(_, times)| times).sum())
+/// A reading of the times of threads, each by its number. Sums do not suffice: a thread that ends takes its time from
+/// them, such as an idle one of qemu-storage-daemon's pool.
+#[derive(Clone, Debug, Default)]
+pub struct Reading(BTreeMap<u32, Times>);
+
+impl Reading {
+    /// The increase since an earlier reading, without the threads that have ended in between.
+    pub fn since(&self, earlier: &Self) -> Times {
+        let before = |task| earlier.0.get(task).copied().unwrap_or_default();
+        self.0.iter().map(|(task, times)| times.since(&before(task))).sum()
+    }
+}
+
+impl FromIterator<(u32, Times)> for Reading {
+    fn from_iter<I: IntoIterator<Item = (u32, Times)>>(threads: I) -> Self {
+        Self(threads.into_iter().collect())
+    }
+}
+
+/// Reads the times of the threads of a process.
+pub fn times(pid: u32) -> Result<Reading> {
+    times_of_all(&[pid])
+}
+
+/// Reads the times of the threads of processes.
+pub fn times_of_all(pids: &[u32]) -> Result<Reading> {
+    let threads = pids.iter().map(|&pid| threads(pid)).collect::<Result<Vec<_>>>()?;
+    Ok(threads.into_iter().flatten().collect())
 }
 
 /// Reads the times of the vhost workers among the threads of a process.
-pub fn vhost_times(pid: u32) -> Result<Times> {
+pub fn vhost_times(pid: u32) -> Result<Reading> {
     let workers = vhost_tasks(pid)?;
-    let of_workers = threads(pid)?.into_iter().filter(|(task, _)| workers.contains(task));
-    Ok(of_workers.map(|(_, times)| times).sum())
+    Ok(threads(pid)?.into_iter().filter(|(task, _)| workers.contains(task)).collect())
 }
 
 /// Pins the vhost workers among the threads of a process.
@@ -135,8 +160,18 @@ mod tests {
     }
 
     #[test]
+    fn a_thread_that_ends_takes_no_time_from_the_others() {
+        let reading = |threads: &[(u32, u64)]| -> Reading {
+            let times = |ms| Times { busy: Duration::from_millis(ms), ..Times::default() };
+            threads.iter().map(|&(task, ms)| (task, times(ms))).collect()
+        };
+        let before = reading(&[(1, 10), (2, 9000)]);
+        let after = reading(&[(1, 15), (3, 2)]);
+        assert_eq!(after.since(&before).busy, Duration::from_millis(7));
+    }
+
+    #[test]
     fn cpu_time_of_a_process_grows_with_work() {
-        // It has one thread: the end of a thread would take its time from the sum.
         let args = ["sh", "-c", "while :; do :; done"].map(str::to_owned);
         let null = std::path::Path::new("/dev/null");
         let child = OwnedChild::spawn(&args, null, StopWith::Kill).unwrap();

@@ -93,12 +93,12 @@ fn measure(args: &Args, programs: &Programs, kind: Kind, disks: u16) -> Result<F
     // Each disk has served a request, so that nothing is counted that only happens once.
     devices.iter_mut().try_for_each(|device| read(device).map(drop))?;
     let time = Duration::from_secs_f64(args.seconds);
-    let (before, start) = (fleet.busy()?, Instant::now());
+    let (before, start) = (fleet.times()?, Instant::now());
     sleep(time);
-    let idle = (fleet.busy()? - before).as_secs_f64() / start.elapsed().as_secs_f64();
-    let before = fleet.busy()?;
+    let idle = fleet.times()?.since(&before).busy.as_secs_f64() / start.elapsed().as_secs_f64();
+    let before = fleet.times()?;
     let latencies = light_load(&mut devices, args.rate, time)?;
-    let busy = fleet.busy()? - before;
+    let busy = fleet.times()?.since(&before).busy;
     let each = |duration: Duration| duration.as_secs_f64() * 1e6;
     Ok(vec![
         (MEMORY, fleet.memory_kib()? as f64 / f64::from(disks)),

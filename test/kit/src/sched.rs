@@ -16,7 +16,7 @@ pub struct Times {
 }
 
 impl Times {
-    /// The increase since an earlier reading. Threads that ended in the meantime count as nothing.
+    /// The increase since an earlier reading of the same threads.
     pub fn since(&self, earlier: &Self) -> Self {
         Self {
             busy: self.busy.saturating_sub(earlier.busy),

@@ -3,7 +3,6 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use anyhow::{Context, Result};
 use kit::daemon::Daemon;
@@ -141,9 +140,9 @@ impl Fleet {
         self.sockets.iter().map(PathBuf::as_path)
     }
 
-    /// CPU time of all servers so far.
-    pub(super) fn busy(&self) -> Result<Duration> {
-        self.pids.iter().map(|&pid| Ok(cpu::times(pid)?.busy)).sum()
+    /// CPU time of the threads of all servers so far.
+    pub(super) fn times(&self) -> Result<cpu::Reading> {
+        cpu::times_of_all(&self.pids)
     }
 
     /// Threads of all servers.

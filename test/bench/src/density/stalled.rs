@@ -41,20 +41,27 @@ pub(super) fn measure(program: &Path, rounds: u32, window: Duration, set: &mut S
     for depth in DEPTHS {
         let load = Load::random_reads(depth);
         let mut client = Client::connect(&served.sockets[0].display().to_string(), &load)?;
+        client.run(window / 5, &[])?;
         let mut run = |subject| -> Result<()> {
-            let before = cpu::times(served.daemon.id())?.busy;
+            let before = cpu::times(served.daemon.id())?;
             let outcome = client.run(window, &[])?;
-            let busy = cpu::times(served.daemon.id())?.busy - before;
+            let busy = cpu::times(served.daemon.id())?.since(&before).busy;
             let mut figures = outcome.figures();
             figures.push((CPU, outcome.us_per_io(busy)));
             set.add(subject, &point(&[("depth", &depth)]), figures);
             Ok(())
         };
-        for _ in 0..rounds {
-            run(ALONE)?;
-            stick(&mut stalled)?;
-            run(BESIDE)?;
-            release(&mut stalled)?;
+        for round in 0..rounds {
+            let subjects = if round % 2 == 0 { [ALONE, BESIDE] } else { [BESIDE, ALONE] };
+            for subject in subjects {
+                if subject == BESIDE {
+                    stick(&mut stalled)?;
+                }
+                run(subject)?;
+                if subject == BESIDE {
+                    release(&mut stalled)?;
+                }
+            }
         }
     }
     Ok(())

@@ -10,7 +10,7 @@ use kit::daemon::Daemon;
 use tempfile::TempDir;
 
 use crate::client::Client;
-use crate::cpu::{self, Times};
+use crate::cpu::{self, Reading};
 use crate::host::disk::{Disk, Storage};
 use crate::load::Load;
 use crate::rig::{ScsiTarget, Speed};
@@ -187,7 +187,7 @@ impl Subject {
     }
 
     /// CPU time of the subject's threads, the kernel's vhost workers among them.
-    pub fn times(&self) -> Result<Times> {
+    pub fn times(&self) -> Result<Reading> {
         match &self.server {
             // Since Linux 6.4 the workers of its vhost device are threads of the process.
             Server::Daemon(daemon) => cpu::times(daemon.id()),
