@@ -151,6 +151,8 @@ pub enum Lie {
     ConfigRandom,
     /// The capacity changes all the time.
     CapacityJumps,
+    /// No lie: requests of at most one segment and blocks of 4 KiB. Fails each request with more segments.
+    OneSegment,
 }
 
 #[cfg(test)]

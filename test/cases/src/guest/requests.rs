@@ -6,10 +6,11 @@ use std::io;
 use std::os::unix::fs::FileExt;
 
 use anyhow::{Context as _, Result, bail, ensure};
+use kit::disks::Lie;
 use kit::outcome::expect_io_errors;
 use kit::rng::Rng;
 use kit::system::run;
-use rustix::io::ReadWriteFlags;
+use rustix::io::{Errno, ReadWriteFlags};
 
 use crate::case::cases;
 use crate::guest::load::fio::{Background, Engine};
@@ -27,6 +28,9 @@ cases! { Guest;
     "guest-errors", Modes::of(Mode::ALL).at_every_change(&[Mode::Request, Mode::Bio]),
         "a read, a write and a flush that the device fails, as a whole or in part, fail for the program, and the next ones do not",
         errors;
+    "guest-one-segment", Modes::of(Mode::OURS).at_every_change(&[Mode::Request, Mode::Bio]),
+        "a device whose requests have one segment and whose blocks are pages gets aligned memory only, and one segment each",
+        one_segment;
     "guest-read-only", Modes::of(Mode::ALL),
         "a read-only disk is one for the kernel, can be read, and takes no write",
         read_only;
@@ -124,6 +128,32 @@ fn expect(fails: bool, outcome: io::Result<()>) -> Result<()> {
         Err(why) if fails && why.raw_os_error() == Some(5) => Ok(()),
         other => Ok(other?),
     }
+}
+
+/// Linux 6.12 submits a block that lies in two pages as two segments, whatever the limit is.
+fn one_segment(context: &Context) -> Result<()> {
+    const BYTES: usize = 16 * BLOCK;
+    let liar = Backing::Liar { lie: Lie::OneSegment, after: 0, seed: context.seed };
+    let disk = Disk::plug(&context.machine, &Plug::of(liar))?;
+    for (name, wanted) in [("logical_block_size", "4096"), ("max_segments", "1")] {
+        let found = disk.attribute(&format!("queue/{name}"))?;
+        ensure!(found == wanted, "{name} is {found}, not {wanted}");
+    }
+    let path = disk.path()?;
+    let file = open_direct(&path)?;
+    let mut memory = Aligned::new(BYTES + BLOCK);
+    for _ in 0..context.effort.rounds {
+        let pages = &mut memory.bytes()[..BYTES];
+        file.read_exact_at(pages, 0).context("a read into pages")?;
+        file.write_all_at(pages, 0).context("a write of pages")?;
+        let across = &mut memory.bytes()[512..][..BYTES];
+        let outcomes = [file.read_exact_at(across, 0), file.write_all_at(across, 0)];
+        for (name, outcome) in ["read", "write"].into_iter().zip(outcomes) {
+            let error = outcome.as_ref().err().and_then(Errno::from_io_error);
+            ensure!(error == Some(Errno::INVAL), "a {name} of blocks across pages: {outcome:?}");
+        }
+    }
+    File::open(&path)?.read_exact_at(&mut vec![0; MIB], 0).context("a read through the page cache")
 }
 
 fn read_only(context: &Context) -> Result<()> {

@@ -41,6 +41,8 @@ const REQUEST_MAX: usize = 256 << 10;
 /// Sectors of each queue's part of the disk: 8 MiB.
 const PART: u64 = 16 << 10;
 
+/// systemd's DefaultStartLimitBurst.
+const STARTS_DEFAULT: u32 = 5;
 /// With a dash, as in the names for Proxmox VE. `systemd-escape --unescape` reads it as a slash; %i of the unit keeps it.
 const DATA: &str = "vhost-blk@100-data.service";
 const DATA_SOCKET: &str = "/run/vhost-blk-100-data/disk.sock";
@@ -55,7 +57,7 @@ fn life_of_the_daemon(env: &Env) -> Result<()> {
     let before = files()?;
     install(&["vhost-blk"], Old)?;
     check_fresh_installation()?;
-    check_failed_start()?;
+    serve_late_storage()?;
     serve_disks()?;
     watch()?;
     show_sandbox()?;
@@ -86,16 +88,23 @@ fn check_fresh_installation() -> Result<()> {
     Ok(())
 }
 
-/// A daemon that cannot serve never becomes active, and the journal has the reason.
-fn check_failed_start() -> Result<()> {
-    let unit = "vhost-blk@broken.service";
-    let file = Path::new(CONFIGURATION).join("broken.toml");
-    fs::write(&file, "blk-file = \"/no-such-image\"\nsocket-path = \"/run/vhost-blk-broken/s\"\n")?;
+/// A daemon without its storage is not active, and the journal has the reason. It serves storage that comes after more
+/// starts than systemd allows by default.
+fn serve_late_storage() -> Result<()> {
+    let (unit, image) = ("vhost-blk@late.service", "/late.img");
+    let file = Path::new(CONFIGURATION).join("late.toml");
+    let text = format!("blk-file = \"{image}\"\nsocket-path = \"/run/vhost-blk-late/s\"\n");
+    fs::write(&file, text)?;
     ensure!(run("systemctl", &["start", unit]).is_err(), "{unit} starts without its image");
     let said = run("journalctl", &["--no-pager", "--output", "cat", "--unit", unit])?;
-    ensure!(said.contains("/no-such-image"), "the journal of {unit} has no reason:\n{said}");
+    ensure!(said.contains(image), "the journal of {unit} has no reason:\n{said}");
+    wait_until_so(LIMIT, "more starts than the default limit", || {
+        Ok(property(unit, "NRestarts")?.parse::<u32>()? > STARTS_DEFAULT)
+    })?;
+    run("/usr/bin/vhost-blk", &["create", image, "16M"])?;
+    wait_until_so(LIMIT, "the late disk", || Ok(property(unit, "ActiveState")? == "active"))?;
     run("systemctl", &["stop", unit])?;
-    sh(&format!("systemctl reset-failed {unit} || true"))?;
+    fs::remove_file(image)?;
     Ok(fs::remove_file(file)?)
 }
 

@@ -27,6 +27,7 @@ pub(super) fn random_config(lie: Lie, rng: &mut Rng) -> Vec<u8> {
                 _ => SECTORS,
             };
         }
+        Lie::OneSegment => (config.seg_max, config.blk_size) = (1, 4096),
         _ => {}
     }
     config.as_bytes().to_vec()

@@ -261,7 +261,9 @@ impl Ring {
             } else if self.lie != Lie::StatusNotWritten && part.len > 0 {
                 let status = match self.lie {
                     Lie::StatusUnknown => STATUS_UNKNOWN,
-                    Lie::Nothing => S_OK,
+                    // With header and status.
+                    Lie::OneSegment if chain.parts.len() > 3 => S_IOERR,
+                    Lie::Nothing | Lie::OneSegment => S_OK,
                     _ if self.manner.rng.one_in(16) => S_IOERR,
                     _ => S_OK,
                 };
