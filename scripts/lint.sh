@@ -35,15 +35,18 @@ shell_syntax() {
 
 # `make test` counts the lines `SKIP: reason` of the captured standard output, and no others.
 skips_are_counted() {
-    ! git grep -nE '"SKIP[^:]|(stderr|eprint|dbg).*SKIP' -- crates test
+    git grep -nE '"SKIP[^:]|(stderr|eprint|dbg).*SKIP' -- crates test && return 1
+    [ $? -eq 1 ] # nothing was found; git itself has not failed
 }
 
 # Each permission for unsafe code has a line `UNSAFETY: ` with its reason.
 unsafety_is_explained() {
-    git ls-files '*.rs' | while read -r file; do
+    git ls-files '*.rs' >"$work/sources" || return 1
+    [ -s "$work/sources" ] || return 1
+    while read -r file; do
         let_in=$(grep -cE '(expect|allow)\(unsafe_code' "$file")
         [ "$let_in" -le "$(grep -c 'UNSAFETY: ' "$file")" ] || echo "$file: unsafe code without UNSAFETY:"
-    done >"$work/unsafety"
+    done <"$work/sources" >"$work/unsafety"
     cat "$work/unsafety"
     [ ! -s "$work/unsafety" ]
 }

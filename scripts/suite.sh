@@ -15,17 +15,20 @@ PATH=$PATH:$HOME/.cargo/bin
 
 beside=${CARGO_TARGET_DIR:-target}/release
 rm -f "$beside"/suite-*
+set -- requests durability ring_faults misuse reconfigure load descriptors inflight dirty_log leaks \
+    workers switch replace restart counters
+messages=$(mktemp)
+trap 'rm -f "$messages"' EXIT
+# The words of the list are arguments.
+# shellcheck disable=SC2046
 cargo test --profile suite --no-run --message-format=json -p vhost-user -p vhost-blk \
-    --test requests --test durability --test ring_faults --test misuse --test reconfigure \
-    --test load --test descriptors --test inflight --test dirty_log --test leaks --test workers \
-    --test switch --test replace --test restart --test counters |
-    sed -n 's/.*"name":"\([a-z_]*\)".*"executable":"\([^"]*\)".*/\1 \2/p' |
-    while read -r name path; do
-        strip -o "$beside/suite-$name" "$path"
-    done
-set -- "$beside"/suite-*
-[ -e "$1" ] || {
-    echo "suite: cargo named no test programs" >&2
-    exit 1
-}
+    $(printf -- '--test %s ' "$@") >"$messages"
+for name in "$@"; do
+    path=$(sed -n "s/.*\"name\":\"$name\".*\"executable\":\"\([^\"]*\)\".*/\1/p" "$messages" | tail -n 1)
+    [ -n "$path" ] || {
+        echo "suite: cargo has made no test program $name" >&2
+        exit 1
+    }
+    strip -o "$beside/suite-$name" "$path"
+done
 echo "suite: $# programs in $beside"
