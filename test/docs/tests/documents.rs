@@ -151,6 +151,15 @@ fn options_of_a_command_line_are_options_of_its_command() {
 }
 
 #[test]
+fn no_line_of_a_block_begins_with_an_option() {
+    each_document(|document| {
+        let lines = document.block_lines().into_iter();
+        let cut = lines.filter(|line| line.trim_start().starts_with("--"));
+        cut.map(|line| format!("the rest of a command is on a line of its own: {line}")).collect()
+    });
+}
+
+#[test]
 fn an_option_alone_is_one_of_some_program() {
     let programs = [vhost_blk::cli::Cli::command(), lab::cli::Cli::command(), bench()];
     let known: HashSet<String> = programs.iter().flat_map(all_options_of).collect();
@@ -234,7 +243,7 @@ const LIMITS: [(&str, &[(&str, &str)]); 9] = [
         ],
     ),
     ("bytes of a request", &[("REQUEST_BYTES_MAX", "crates/virtio-blk/src/request.rs")]),
-    ("bytes of a queue in flight", &[("INFLIGHT_BYTES_MAX", "crates/data-plane/src/running.rs")]),
+    ("bytes in flight of a queue", &[("INFLIGHT_BYTES_MAX", "crates/data-plane/src/running.rs")]),
     (
         "clients of the control socket",
         &[
