@@ -89,11 +89,17 @@ fn check_fresh_installation() -> Result<()> {
 }
 
 /// A daemon without its storage is not active, and the journal has the reason. It serves storage that comes after more
-/// starts than systemd allows by default.
+/// starts than systemd allows by default. It has a user of its own, by the documented drop-in.
 fn serve_late_storage() -> Result<()> {
-    let (unit, image) = ("vhost-blk@late.service", "/late.img");
+    let (unit, image, socket) = ("vhost-blk@late.service", "/late.img", "/run/vhost-blk-late/s");
+    let drop_in = format!("/run/systemd/system/{unit}.d");
+    fs::create_dir_all(&drop_in)?;
+    let groups = "SupplementaryGroups=kvm vhost-blk";
+    fs::write(format!("{drop_in}/user.conf"), format!("[Service]\nUser=daemon\n{groups}\n"))?;
+    run("systemctl", &["daemon-reload"])?;
     let file = Path::new(CONFIGURATION).join("late.toml");
-    let text = format!("blk-file = \"{image}\"\nsocket-path = \"/run/vhost-blk-late/s\"\n");
+    let text =
+        format!("blk-file = \"{image}\"\nsocket-path = \"{socket}\"\nsocket-group = \"kvm\"\n");
     fs::write(&file, text)?;
     ensure!(run("systemctl", &["start", unit]).is_err(), "{unit} starts without its image");
     let said = run("journalctl", &["--no-pager", "--output", "cat", "--unit", unit])?;
@@ -101,9 +107,16 @@ fn serve_late_storage() -> Result<()> {
     wait_until_so(LIMIT, "more starts than the default limit", || {
         Ok(property(unit, "NRestarts")?.parse::<u32>()? > STARTS_DEFAULT)
     })?;
-    run("/usr/bin/vhost-blk", &["create", image, "16M"])?;
+    run("/usr/bin/vhost-blk", &["create", "/new.img", "16M"])?;
+    run("chown", &["daemon", "/new.img"])?;
+    fs::rename("/new.img", image)?;
     wait_until_so(LIMIT, "the late disk", || Ok(property(unit, "ActiveState")? == "active"))?;
+    expect_access(socket, 0o660, "kvm")?;
+    let user = run("ps", &["-o", "user=", "-p", &main_pid(unit)?.to_string()])?;
+    ensure!(user.trim() == "daemon", "{unit} runs as {user}");
     run("systemctl", &["stop", unit])?;
+    fs::remove_dir_all(drop_in)?;
+    run("systemctl", &["daemon-reload"])?;
     fs::remove_file(image)?;
     Ok(fs::remove_file(file)?)
 }
