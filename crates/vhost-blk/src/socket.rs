@@ -44,7 +44,15 @@ impl Source {
     /// # Errors
     /// [`Failure`] if they name no source, several sources or an invalid one.
     pub fn choose(args: &ServeArgs) -> Result<Source, Failure> {
-        let passed = passed_sockets()?;
+        Source::choose_for(args, std::process::id())
+    }
+
+    /// As [`Source::choose`], for the process `pid` with the environment of this one.
+    ///
+    /// # Errors
+    /// As [`Source::choose`].
+    pub fn choose_for(args: &ServeArgs, pid: u32) -> Result<Source, Failure> {
+        let passed = passed_sockets(pid)?;
         match (&args.disk.socket_path, args.fd, passed) {
             (Some(_), None, false) => Source::of_disk(&args.disk),
             (None, Some(fd), false) => Ok(Source::Fd(fd, "--fd")),
@@ -104,7 +112,7 @@ impl Source {
 /// # Errors
 /// [`Failure`] if there is one.
 pub fn refuse_passed() -> Result<(), Failure> {
-    match passed_sockets() {
+    match passed_sockets(std::process::id()) {
         Ok(false) => Ok(()),
         _ => Err(Failure::usage(
             "start the daemon",
@@ -114,10 +122,10 @@ pub fn refuse_passed() -> Result<(), Failure> {
     }
 }
 
-/// Returns whether a service manager passed a socket to this process (`sd_listen_fds(3)`).
-fn passed_sockets() -> Result<bool, Failure> {
+/// Returns whether a service manager passed a socket to the process `pid` (`sd_listen_fds(3)`).
+fn passed_sockets(pid: u32) -> Result<bool, Failure> {
     let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u32>().ok());
-    if number("LISTEN_PID") != Some(std::process::id()) {
+    if number("LISTEN_PID") != Some(pid) {
         return Ok(false);
     }
     match number("LISTEN_FDS") {

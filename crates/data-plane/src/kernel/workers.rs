@@ -140,6 +140,17 @@ mod tests {
         (done, thread)
     }
 
+    /// Starts one as the first worker of a device with these CPUs.
+    fn start(number: u32, cpus: &[usize]) -> Started {
+        let mut started = None;
+        let own = || {
+            started = Some(start_worker(number));
+            Ok(())
+        };
+        Workers::start(1, cpus, own).unwrap();
+        started.unwrap()
+    }
+
     fn cpus_of((done, thread): Started) -> usize {
         drop(done);
         thread.join().unwrap()
@@ -148,32 +159,18 @@ mod tests {
     #[test]
     fn the_new_worker_is_pinned_and_no_other() {
         let all = thread::available_parallelism().unwrap().get();
-        let before = start_worker(76);
-        let mut started = None;
-        let own = || {
-            started = Some(start_worker(77));
-            Ok(())
-        };
-        Workers::start(1, &[0], own).unwrap();
-        assert_eq!(cpus_of(started.unwrap()), 1, "CPUs that the thread may use");
+        let before = start(76, &[]);
+        assert_eq!(cpus_of(start(77, &[0])), 1, "CPUs that the thread may use");
         assert_eq!(cpus_of(before), all, "CPUs of the worker of another device");
     }
 
     #[test]
     fn a_worker_that_starts_beside_a_pinned_one_keeps_its_cpus() {
         let all = thread::available_parallelism().unwrap().get();
-        let start = |cpus: &[usize]| {
-            let mut started = None;
-            let own = || {
-                started = Some(start_worker(78));
-                Ok(())
-            };
-            Workers::start(1, cpus, own).unwrap();
-            cpus_of(started.unwrap())
-        };
+        let number_of_cpus = |cpus: &[usize]| cpus_of(start(78, cpus));
         thread::scope(|scope| {
-            scope.spawn(|| (0..100).for_each(|_| assert_eq!(start(&[0]), 1)));
-            (0..100).for_each(|_| assert_eq!(start(&[]), all));
+            scope.spawn(|| (0..100).for_each(|_| assert_eq!(number_of_cpus(&[0]), 1)));
+            (0..100).for_each(|_| assert_eq!(number_of_cpus(&[]), all));
         });
     }
 }

@@ -70,8 +70,10 @@ pub fn welcome(
     upgraded: Upgraded,
     places: Places,
 ) -> Result<(), Failure> {
+    // Before others can take all of them.
+    let connection = places.connect();
     let body = move || {
-        let _connection = places.connect();
+        let _connection = connection;
         let deadline = Instant::now() + RESTART_MAX;
         let answer = upgraded.answer(&disks.events, |disk| is_connected(&disks, disk, deadline));
         let outcome = answer.map_err(|failure| {

@@ -25,6 +25,8 @@ pub fn check(args: &ServeArgs) -> Result<(), Failure> {
     let [only] = &state.disks[..] else {
         return Err(cannot(format!("{} disks, and serve has one", state.disks.len())));
     };
+    // As at the start of the new program, which has the process id of the old one.
+    Source::choose_for(args, state.pid)?;
     check_source(&args.disk, only)?;
     if let Some(image) = &only.exchanged {
         let disk = image.clone().put_into(args.disk.clone());
@@ -67,6 +69,7 @@ pub fn check_daemon(args: &DaemonArgs) -> Result<(), Failure> {
 fn check_disk(process: &ProcessArgs, pid: u32, disk: &DiskState) -> Result<(), Failure> {
     let args = options(disk)?;
     process.check_socket(args.socket_path.as_ref())?;
+    Source::of_disk(&args)?;
     check_source(&args, disk)?;
     check_image(&args, pid, disk)
 }
@@ -74,13 +77,9 @@ fn check_disk(process: &ProcessArgs, pid: u32, disk: &DiskState) -> Result<(), F
 /// Checks the options of a disk that are used after its image is open: an error there would end a served disk.
 fn check_source(args: &DiskArgs, disk: &DiskState) -> Result<(), Failure> {
     let was_passed = disk.front_ends.as_ref().is_none_or(|socket| socket.file.is_none());
-    match &args.socket_path {
-        Some(path) if was_passed => {
-            let why = format!("--socket-path {} is new: the socket was passed", path.display());
-            return Err(cannot(why));
-        }
-        Some(_) => drop(Source::of_disk(args)?),
-        None => {}
+    if let (true, Some(path)) = (was_passed, &args.socket_path) {
+        let why = format!("--socket-path {} is new: the socket was passed", path.display());
+        return Err(cannot(why));
     }
     same_path("--socket-path", args.socket_path.as_deref(), disk.front_ends.as_ref())?;
     wrappers::check(args)

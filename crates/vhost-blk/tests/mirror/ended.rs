@@ -226,12 +226,16 @@ const ROUNDS: u64 = 12;
 #[test]
 fn completions_that_are_withdrawn_at_any_moment_lose_no_part() {
     let (rig, mut device) = with_disk("");
-    rig.ok("mirror a --to first --format qcow2 --wait");
+    // The daemon looks at the client every 50 ms: a completion takes longer on any storage.
+    let start =
+        |to: &str| rig.ok(&format!("mirror a --to {to} --format qcow2 --bandwidth 64M --wait"));
+    start("first");
+    fill(&mut device, 1);
     let mut moments = Moments::of(|| drop(rig.ok("mirror a --complete")));
     fs::remove_file(rig.path("a.img")).unwrap();
     let mut name = "first".to_owned();
     for round in 0..ROUNDS {
-        rig.ok(&format!("mirror a --to {round} --format qcow2 --wait"));
+        start(&round.to_string());
         for attempt in 0..4 {
             fill(&mut device, (round * 4 + attempt) as u8);
             let mut client = rig.connect();
