@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The log lines about commands.
 
-use crate::common::program;
+use crate::common::{Daemon, Place, own_path, program, run};
+use crate::mount::may_not_mount;
 use crate::rig::Rig;
 use std::os::unix::fs::MetadataExt;
+use std::process::Command;
 
 #[test]
 fn each_change_by_a_client_is_logged_with_its_user_and_its_outcome() {
@@ -39,6 +41,28 @@ fn each_change_by_a_client_is_logged_with_its_user_and_its_outcome() {
     rig.ok("stop");
     let line = rig.daemon.log_line(" command ");
     assert!(line.contains("method=\"Stop\"") && line.contains("outcome=\"ok\""), "{line}");
+}
+
+/// The kernel reports process 0 for a client that the PID namespace of the daemon does not have.
+#[test]
+fn a_client_of_another_pid_namespace_is_answered_and_logged() {
+    if may_not_mount() {
+        return;
+    }
+    let place = Place::new();
+    let control = place.path("ctl");
+    let mut command = Command::new("unshare");
+    command.args(["--pid", "--fork", "--kill-child"]).arg(own_path());
+    command.args(["daemon", "--log-level", "info", "--control-path"]).arg(&control);
+    let mut daemon = Daemon::start(&mut command, &control);
+    let ctl = |word| run(["ctl".as_ref(), "--control-path".as_ref(), control.as_os_str(), word]);
+    for word in ["list", "stop"] {
+        let output = ctl(word.as_ref());
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+    let line = daemon.log_line("method=\"Stop\"");
+    assert!(line.contains("pid=0 ") && line.contains("outcome=\"ok\""), "{line}");
+    assert!(daemon.wait().success());
 }
 
 #[test]
