@@ -47,7 +47,8 @@ sync
 stage load
 count &
 counter=$!
-{ until [ -s /mnt/verify.dat ]; do sleep 0.1; done; say "loading"; } &
+# At 2 or more both counters have been written.
+{ until [ -s /mnt/verify.dat ] && grep -q '[2-9]' /run/counter; do sleep 0.1; done; say "loading"; } &
 sectors() { cat "/sys/class/block/${disk##*/}/size"; }
 before=$(sectors)
 # The disk grows after the copies.
