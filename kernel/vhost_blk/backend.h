@@ -65,7 +65,7 @@ long vhost_blk_set_backend(struct vhost_blk *blk, const struct vhost_vring_file 
 void vhost_blk_put_backend(struct vhost_blk_backend *be);
 u64 vhost_blk_backend_bytes(const struct vhost_blk_backend *be);
 
-/* True if the device cannot be written now, although it could be when it was attached. */
+/* For a backend that was attached for writing: true if its device cannot be written any more. */
 static inline bool vhost_blk_became_read_only(const struct vhost_blk_backend *be)
 {
 	return be->bdev && bdev_read_only(be->bdev);

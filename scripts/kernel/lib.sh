@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # shellcheck shell=sh
 #
-# Shared functions of the scripts of this directory; source it with `.`. Each script prints one directory
-# on its standard output, its messages on standard error, and keeps expensive results in the cache.
+# Shared functions of the scripts of this directory and of nextest.sh; source it with `.`. Each script prints
+# one directory on its standard output, its messages on standard error, and keeps expensive results in the
+# cache.
 
 cache=${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/vhost-blk
 mkdir -p "$cache"

@@ -134,8 +134,7 @@ pub(crate) struct PackedPart {
     taken: Vec<Taken>,
     /// Pushed and unpublished chains.
     batch: Vec<Taken>,
-    /// Copies of the used position, and of that before the batch.
-    used: u16,
+    /// The used position before the batch.
     old_used: u16,
 }
 
@@ -178,14 +177,10 @@ impl PackedPart {
         let free_count = is_taken.iter().filter(|taken| !**taken).count();
         let counter = left.last().map_or(0, |chain| chain.counter.wrapping_add(1));
         let batch = Vec::with_capacity(capacity);
-        let (used, old_used) = (used_index, used_index);
-        part.store_u64(POSITIONS_AT, positions(used, old_used));
+        let old_used = used_index;
+        part.store_u64(POSITIONS_AT, positions(used_index, old_used));
         part.store_u16(VERSION_AT, VERSION);
-        PackedPart { part, counter, next, free_head, free_count, taken, batch, used, old_used }
-    }
-
-    fn store_positions(&self) {
-        self.part.store_u64(POSITIONS_AT, positions(self.used, self.old_used));
+        PackedPart { part, counter, next, free_head, free_count, taken, batch, old_used }
     }
 
     #[inline]
@@ -251,8 +246,7 @@ impl PackedPart {
             self.free_head = head;
         }
         self.part.store_u16(FREE_HEAD_AT, self.free_head);
-        self.used = used_index;
-        self.store_positions();
+        self.part.store_u64(POSITIONS_AT, positions(used_index, self.old_used));
         // For the next daemon: if the ring has the batch, the part has it, too.
         fence(Ordering::Release);
     }
@@ -268,6 +262,6 @@ impl PackedPart {
         }
         self.part.store_u16(OLD_FREE_HEAD_AT, self.free_head);
         self.old_used = used_index;
-        self.store_positions();
+        self.part.store_u64(POSITIONS_AT, positions(used_index, self.old_used));
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use driver::{Device, Request};
-use kit::metric::{CPU, IOPS, P50, P99, Row, Set, point};
+use kit::metric::{CPU, IOPS, P50, P99, Row, Set, in_turn, point};
 use kit::report::{Column, Goal, Section};
 use virtio_spec::blk::S_OK;
 
@@ -52,15 +52,14 @@ pub(super) fn measure(program: &Path, rounds: u32, window: Duration, set: &mut S
             Ok(())
         };
         for round in 0..rounds {
-            let subjects = if round % 2 == 0 { [ALONE, BESIDE] } else { [BESIDE, ALONE] };
-            for subject in subjects {
-                if subject == BESIDE {
-                    stick(&mut stalled)?;
+            for &subject in in_turn(&[ALONE, BESIDE], round) {
+                if subject == ALONE {
+                    run(subject)?;
+                    continue;
                 }
+                stick(&mut stalled)?;
                 run(subject)?;
-                if subject == BESIDE {
-                    release(&mut stalled)?;
-                }
+                release(&mut stalled)?;
             }
         }
     }
