@@ -83,9 +83,7 @@ impl Image {
     /// Gives a place to the clusters of a range, which read as zeroes as a whole. The lane writes the data: until then
     /// the place reads as zeroes, too.
     fn place(&mut self, at: u64, len: u64) -> io::Result<Answer> {
-        let cluster = self.cluster_bytes();
-        let end = (at + len).next_multiple_of(cluster).min(self.size_bytes());
-        self.allocate(at - at % cluster..end, Store::make_zero)?;
+        self.allocate(self.clusters_of(at..at + len), Store::make_zero)?;
         self.changed(false)?;
         match self.find(at, len)? {
             Found::Extent { extent, writable: true } => Ok(self.writable(extent, at, len)),
@@ -95,18 +93,37 @@ impl Image {
 
     /// Answers `Question::Zero`.
     pub(crate) fn zero(&mut self, at: u64, len: u64) -> io::Result<Answer> {
-        let (len, frees) = match self.find(at, len)? {
+        let (found, frees) = match self.find(at, len)? {
             Found::Extent { extent, writable: true } => return Ok(self.writable(extent, at, len)),
             Found::Zero(len, _) => return Ok(Answer::Done(len)),
             Found::Extent { extent, .. } => ((extent.end - at).min(len), false),
-            Found::Copy(len) => (self.in_cluster(at, len), true),
+            Found::Copy(found) => (self.in_cluster(at, found), true),
         };
-        self.make_zero(at, len, frees)?;
-        Ok(Answer::Done(len))
+        match self.whole_clusters(at, found, len) {
+            0 => self.zero_part(at, self.in_cluster(at, found), frees),
+            whole => {
+                self.make_zero(at, whole, frees)?;
+                Ok(Answer::Done(whole))
+            }
+        }
     }
 
-    /// Makes zero clusters of those of a range, or zeroes a part of one.
+    /// Zeroes a part of a cluster: all of it if the rest reads as zeroes.
+    fn zero_part(&mut self, at: u64, len: u64, frees: bool) -> io::Result<Answer> {
+        let Range { start, end } = self.clusters_of(at..at + len);
+        if self.reads_as_zeroes(start..at)? && self.reads_as_zeroes(at + len..end)? {
+            self.make_zero(start, end - start, frees)?;
+            return Ok(Answer::Done(len));
+        }
+        let done = self.allocate(at..at + len, Store::make_zero)?;
+        self.changed(frees)?;
+        Ok(Answer::Done(done))
+    }
+
+    /// Makes zero clusters of whole clusters. imago must never get a part of one: its sizes overflow in a disk that is
+    /// smaller than a cluster.
     fn make_zero(&mut self, at: u64, len: u64, frees: bool) -> io::Result<()> {
+        debug_assert_eq!(self.in_whole_clusters(at, len), len);
         self.make_room()?;
         self.change(at..at + len);
         let zeroed = self.access.write_zeroes(at, len);
@@ -122,18 +139,28 @@ impl Image {
         len.min(self.cluster_bytes() - at % self.cluster_bytes())
     }
 
+    /// The clusters of a range. The last one may be a part, up to the size that imago knows: a growth zeroes what is
+    /// behind the end of the disk.
+    pub(crate) fn clusters_of(&self, range: Range<u64>) -> Range<u64> {
+        let cluster = self.cluster_bytes();
+        let end = range.end.next_multiple_of(cluster).min(self.access.size());
+        range.start - range.start % cluster..end
+    }
+
     /// Returns whether the clusters of a range have content of a backing file, also outside of the range:
     /// a change gives whole clusters a place in the image.
     fn hides(&self, at: u64, len: u64) -> io::Result<bool> {
-        let mut start = at - at % self.cluster_bytes();
-        let end = (at + len).next_multiple_of(self.cluster_bytes()).min(self.size_bytes());
-        while self.has_backing() && start < end {
+        Ok(self.has_backing() && !self.reads_as_zeroes(self.clusters_of(at..at + len))?)
+    }
+
+    fn reads_as_zeroes(&self, Range { mut start, end }: Range<u64>) -> io::Result<bool> {
+        while start < end {
             match self.access.get_mapping(start, end - start)? {
                 (Mapping::Zero { .. }, found @ 1..) => start += found,
-                _ => return Ok(true),
+                _ => return Ok(false),
             }
         }
-        Ok(false)
+        Ok(true)
     }
 
     /// A change that may have freed a cluster (of compressed data, or of an old L1 or refcount table) is
@@ -161,9 +188,7 @@ impl Image {
             Found::Zero(found, _) => (found, false),
             Found::Copy(found) => (self.in_cluster(at, found), true),
         };
-        // The cluster has no place in the image also where the piece ends within it.
-        let whole =
-            found.next_multiple_of(self.cluster_bytes()).min(self.in_whole_clusters(at, len));
+        let whole = self.whole_clusters(at, found, len);
         if whole == 0 {
             return Ok(Answer::Done(self.in_cluster(at, len)));
         }
@@ -173,13 +198,19 @@ impl Image {
         Ok(Answer::Done(whole))
     }
 
-    /// Bytes of whole clusters at the start of a range, 0 if it starts within one. The last cluster of the
-    /// disk may be a part.
+    /// Bytes of whole clusters at the start of a range, 0 if it starts within one. The last cluster may be a part, as
+    /// in [`Image::clusters_of`].
     fn in_whole_clusters(&self, at: u64, len: u64) -> u64 {
-        match (at.is_multiple_of(self.cluster_bytes()), at + len == self.size_bytes()) {
+        match (at.is_multiple_of(self.cluster_bytes()), at + len == self.access.size()) {
             (false, _) => 0,
             (true, true) => len,
             (true, false) => len / self.cluster_bytes() * self.cluster_bytes(),
         }
+    }
+
+    /// The same for a piece of `found` bytes without a place in the image, at the start of a range: a cluster has none
+    /// also where the piece ends within it.
+    fn whole_clusters(&self, at: u64, found: u64, len: u64) -> u64 {
+        found.next_multiple_of(self.cluster_bytes()).min(self.in_whole_clusters(at, len))
     }
 }

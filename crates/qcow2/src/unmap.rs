@@ -122,12 +122,6 @@ impl Image {
         self.discarded.keep(extent, used)
     }
 
-    fn clusters_of(&self, range: Range<u64>) -> Range<u64> {
-        let cluster = self.cluster_bytes();
-        let end = range.end.next_multiple_of(cluster).min(self.size_bytes());
-        range.start - range.start % cluster..end
-    }
-
     /// Frees clusters that nobody knows, as many as one commit shall have. A new epoch begins only if it
     /// `may_begin`. `run` is that of [`Image::commit_by`].
     ///

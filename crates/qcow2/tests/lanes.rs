@@ -271,6 +271,45 @@ fn backing_files_with_other_clusters_and_odd_ends_are_read_as_qemu_reads_them() 
     }
 }
 
+/// The other content of the cluster is in the backing file, in the image, or compressed.
+#[test]
+fn zeroes_in_a_disk_smaller_than_a_cluster_leave_the_rest_of_it() {
+    const SIZE: u64 = MIB;
+    for start in ["backing", "written", "compressed"] {
+        let directory = directory();
+        let run = |program: &str, args: &str| {
+            qemu_ok(program, directory.path(), &args.split(' ').collect::<Vec<_>>());
+        };
+        std::fs::write(directory.path().join("base.raw"), vec![0x5a; SIZE as usize])
+            .expect("a base");
+        match start {
+            "compressed" => {
+                run("qemu-img", "convert -c -f raw -O qcow2 -o cluster_size=2M base.raw a.qcow2");
+            }
+            _ => {
+                let create = "create -qf qcow2 -b base.raw -F raw -o cluster_size=2M a.qcow2";
+                run("qemu-img", create);
+            }
+        }
+        let path = directory.path().join("a.qcow2");
+        let disk = open(&path).expect("it opens");
+        let (mut lane, mut expected) = (rig(&disk), vec![0x5a; SIZE as usize]);
+        if start == "written" {
+            lane.write(0, &[7; 512]);
+            expected[..512].fill(7);
+        }
+        for (at, len) in [(64 << 10, 4096), (512, 1024), (SIZE - 512, 512)] {
+            let mut zeroes = Request::command(IoKind::WriteZeroes { unmap: false }, at, len);
+            assert_eq!(lane.run(&mut zeroes), Ok(()));
+            expected[at as usize..(at + len) as usize].fill(0);
+            assert!(lane.read(0, SIZE as usize) == expected, "{start}: {len} bytes at {at}");
+        }
+        drop((lane, disk));
+        assert_eq!(check(&path), Ok(()));
+        assert!(content(&path) == expected, "{start}, as QEMU reads it");
+    }
+}
+
 #[test]
 fn a_reader_reads_compressed_clusters_and_skips_what_is_known_to_be_zero() {
     let directory = directory();
