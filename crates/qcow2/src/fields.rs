@@ -10,10 +10,14 @@ pub const MAGIC: &[u8; 4] = b"QFI\xfb";
 /// Length of a header of version 2.
 const HEADER_2_BYTES: u64 = 72;
 const HEADER_BYTES: usize = 105;
+/// Position of `size`, a field of 8 bytes.
+pub(crate) const SIZE_AT: usize = 24;
 /// Position of `autoclear_features`, a field of 8 bytes.
 pub(crate) const AUTOCLEAR_AT: usize = 88;
 /// Maximum header extensions that are read.
 const EXTENSIONS_MAX: usize = 64;
+/// Bytes of an entry of the table of feature names.
+pub(crate) const FEATURE_NAME_BYTES: u32 = 48;
 /// Maximum length of a name in the header.
 const NAME_MAX: u32 = 1023;
 
@@ -29,9 +33,11 @@ pub(crate) mod incompatible {
 
 /// Types of header extensions.
 pub(crate) mod extension {
+    pub(crate) const END: u32 = 0;
     pub(crate) const BACKING_FORMAT: u32 = 0xe279_2aca;
     pub(crate) const BITMAPS: u32 = 0x2385_2875;
     pub(crate) const ENCRYPTION: u32 = 0x0537_be77;
+    pub(crate) const FEATURE_NAMES: u32 = 0x6803_f857;
 }
 
 /// A header extension.
@@ -130,7 +136,7 @@ impl Fields {
             backing_at: u64_at(&bytes, 8),
             backing_bytes: u32_at(&bytes, 16),
             cluster_bits: u32_at(&bytes, 20),
-            size_bytes: u64_at(&bytes, 24),
+            size_bytes: u64_at(&bytes, SIZE_AT),
             encryption: u32_at(&bytes, 32),
             l1_entries: u32_at(&bytes, 36),
             l1_at: u64_at(&bytes, 40),
@@ -152,7 +158,10 @@ impl Fields {
         1 << self.cluster_bits.min(63)
     }
 
-    /// Extensions of the header. They end before the name of the backing file.
+    /// Extensions of the header, with the end of the list if it has one. They end before the name of the backing file.
+    ///
+    /// # Errors
+    /// The error of the system call, an extension that does not fit, or too many of them.
     pub(crate) fn extensions(&self, file: &File) -> io::Result<Vec<Extension>> {
         let cluster = match self.backing_at {
             0 => self.cluster_bytes(),
@@ -160,29 +169,31 @@ impl Fields {
         };
         let mut found = Vec::new();
         let mut at = u64::from(self.header_bytes);
-        while at < cluster && found.len() < EXTENSIONS_MAX {
+        while at < cluster {
             let head = read_padded(file, 8, at)?;
             let (kind, bytes) = (u32_at(&head, 0), u32_at(&head, 4));
             if at + 8 + u64::from(bytes) > cluster {
                 return Err(io::Error::other("a header extension is longer than its cluster"));
             }
-            if kind == 0 {
-                break;
+            if found.len() == EXTENSIONS_MAX {
+                let why = format!("the header has more than {EXTENSIONS_MAX} extensions");
+                return Err(io::Error::other(why));
             }
             found.push(Extension { kind, at: at + 8, bytes });
+            if kind == extension::END {
+                break;
+            }
             at += 8 + u64::from(bytes).next_multiple_of(8);
         }
         Ok(found)
     }
 
-    /// Returns whether an extension describes dirty bitmaps.
-    pub(crate) fn has_bitmaps(&self, file: &File) -> bool {
-        let extensions = self.extensions(file).unwrap_or_default();
-        extensions.iter().any(|found| found.kind == extension::BITMAPS)
-    }
-
-    /// Name and format of the backing file.
-    pub(crate) fn backing(&self, file: &File) -> io::Result<Option<(String, Option<String>)>> {
+    /// Name and format of the backing file. `extensions` are those of the header.
+    pub(crate) fn backing(
+        &self,
+        file: &File,
+        extensions: &[Extension],
+    ) -> io::Result<Option<(String, Option<String>)>> {
         let (at, bytes, cluster) = (self.backing_at, self.backing_bytes, self.cluster_bytes());
         if at == 0 {
             return Ok(None);
@@ -194,8 +205,7 @@ impl Fields {
             let found = read_padded(file, bytes as usize, at)?;
             String::from_utf8(found).map_err(|_| io::Error::other("a name that is not UTF-8"))
         };
-        let is_format = |found: &Extension| found.kind == extension::BACKING_FORMAT;
-        let format = self.extensions(file)?.into_iter().find(is_format);
+        let format = extensions.iter().find(|found| found.kind == extension::BACKING_FORMAT);
         let format = format.map(|found| text(found.at, found.bytes.min(NAME_MAX))).transpose()?;
         Ok(Some((text(at, bytes)?, format)))
     }

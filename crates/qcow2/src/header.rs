@@ -2,7 +2,7 @@
 //! The checks of a qcow2 header that precede imago: each refusal has its remedy.
 
 use crate::Qcow2Error;
-use crate::fields::{Fields, incompatible as bit};
+use crate::fields::{Extension, FEATURE_NAME_BYTES, Fields, extension, incompatible as bit};
 use std::fs::File;
 use std::path::Path;
 
@@ -60,12 +60,16 @@ pub fn read(path: &Path, file: &File) -> Result<Header, Qcow2Error> {
     if let Some((what, remedy)) = refusals(path, &fields).into_iter().next() {
         return Err(Qcow2Error::Refused { path: path.into(), what, remedy });
     }
+    let extensions = fields.extensions(file).map_err(failed)?;
+    if let Some((what, remedy)) = extension_refusal(path, &extensions) {
+        return Err(Qcow2Error::Refused { path: path.into(), what, remedy });
+    }
     Ok(Header {
         cluster_bytes: fields.cluster_bytes(),
         size_bytes: fields.size_bytes,
         has_snapshots: fields.snapshots != 0,
-        has_bitmaps: fields.has_bitmaps(file),
-        backing: fields.backing(file).map_err(failed)?,
+        has_bitmaps: extensions.iter().any(|found| found.kind == extension::BITMAPS),
+        backing: fields.backing(file, &extensions).map_err(failed)?,
     })
 }
 
@@ -73,15 +77,36 @@ pub fn read(path: &Path, file: &File) -> Result<Header, Qcow2Error> {
 pub(crate) fn refusals(path: &Path, fields: &Fields) -> Vec<(String, String)> {
     let mut found = features(fields);
     found.extend(sizes(fields));
-    let named = |remedy: &str| remedy.replace("IMAGE", &path.display().to_string());
-    found.into_iter().map(|(what, remedy)| (what, named(remedy))).collect()
+    found.into_iter().map(|(what, remedy)| (what, named(remedy, path))).collect()
+}
+
+/// The reason to refuse the image at `path` because of the extensions of its header, with the remedy. imago expects
+/// whole entries in the table of feature names, and reads on to the end of the list, also beyond the name of the
+/// backing file.
+pub(crate) fn extension_refusal(path: &Path, extensions: &[Extension]) -> Option<(String, String)> {
+    let is_odd = |found: &&Extension| {
+        found.kind == extension::FEATURE_NAMES && !found.bytes.is_multiple_of(FEATURE_NAME_BYTES)
+    };
+    let what = match (extensions.iter().find(is_odd), extensions.last()) {
+        (Some(Extension { bytes, .. }), _) => {
+            format!("its feature names take {bytes} bytes (each: {FEATURE_NAME_BYTES})")
+        }
+        (None, Some(Extension { kind: extension::END, .. })) => return None,
+        (None, _) => "the list of its header extensions has no end".to_owned(),
+    };
+    Some((what, named(CONVERT, path)))
+}
+
+fn named(remedy: &str, path: &Path) -> String {
+    remedy.replace("IMAGE", &path.display().to_string())
 }
 
 type Refusal = (String, &'static str);
 
+const CONVERT: &str = "convert it with `qemu-img convert -O qcow2 IMAGE NEW`, or serve it with \
+                       qemu-storage-daemon";
+
 fn features(fields: &Fields) -> Vec<Refusal> {
-    const CONVERT: &str = "convert it with `qemu-img convert -O qcow2 IMAGE NEW`, or serve it with \
-                           qemu-storage-daemon";
     let mut found: Vec<Refusal> = Vec::new();
     let mut refuse = |what: &str, remedy| found.push((what.to_owned(), remedy));
     match fields.version {

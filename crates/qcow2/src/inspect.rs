@@ -3,7 +3,7 @@
 //! another program uses it.
 
 use crate::chain::{self, FILES_MAX};
-use crate::fields::{Fields, incompatible, is_qcow2};
+use crate::fields::{Extension, Fields, extension, incompatible, is_qcow2};
 use crate::{AllowBacking, Qcow2Error, header};
 use backend::lock::{User, user_of};
 use backend::mark::{self, Marked};
@@ -201,8 +201,15 @@ fn describe(file: &File, facts: &mut FileFacts) -> io::Result<()> {
     facts.virtual_bytes = fields.size_bytes;
     let reasons = header::refusals(&facts.path, &fields);
     facts.refusals.extend(reasons.into_iter().map(|(what, remedy)| Refusal { what, remedy }));
-    let backing = fields.backing(file).unwrap_or_else(|why| {
-        facts.refusals.push(refusal(&why.to_string(), "make the image again from its data"));
+    const MAKE_AGAIN: &str = "make the image again from its data";
+    let extensions = fields.extensions(file).unwrap_or_else(|why| {
+        facts.refusals.push(refusal(&why.to_string(), MAKE_AGAIN));
+        Vec::new()
+    });
+    let odd = header::extension_refusal(&facts.path, &extensions);
+    facts.refusals.extend(odd.map(|(what, remedy)| Refusal { what, remedy }));
+    let backing = fields.backing(file, &extensions).unwrap_or_else(|why| {
+        facts.refusals.push(refusal(&why.to_string(), MAKE_AGAIN));
         None
     });
     if facts.is_device {
@@ -212,7 +219,7 @@ fn describe(file: &File, facts: &mut FileFacts) -> io::Result<()> {
         version: fields.version,
         cluster_bytes: fields.cluster_bytes(),
         refcount_bits: 1 << fields.refcount_order.min(31),
-        features: features(file, &fields),
+        features: features(&fields, &extensions),
         snapshots: fields.snapshots,
         backing,
     });
@@ -220,7 +227,7 @@ fn describe(file: &File, facts: &mut FileFacts) -> io::Result<()> {
 }
 
 /// Features beyond those of every image.
-fn features(file: &File, fields: &Fields) -> Vec<String> {
+fn features(fields: &Fields, extensions: &[Extension]) -> Vec<String> {
     const LAZY_REFCOUNTS: u64 = 1;
     let bits = fields.incompatible;
     let encryption = match fields.encryption {
@@ -242,7 +249,7 @@ fn features(file: &File, fields: &Fields) -> Vec<String> {
     if bits & !incompatible::KNOWN != 0 {
         found.push(format!("unknown incompatible features ({:#x})", bits & !incompatible::KNOWN));
     }
-    if fields.has_bitmaps(file) {
+    if extensions.iter().any(|found| found.kind == extension::BITMAPS) {
         found.push("dirty bitmaps".to_owned());
     }
     found

@@ -45,6 +45,49 @@ fn a_header_that_cannot_be_served_is_refused_with_its_remedy() {
     }
 }
 
+/// A library that reads the extensions would panic, also at one behind many others.
+#[test]
+fn odd_header_extensions_are_refused() {
+    let names = |bytes: u32| [&0x6803_f857_u32.to_be_bytes()[..], &bytes.to_be_bytes()].concat();
+    let odd = [names(1), vec![0; 8]].concat();
+    let entry = [names(48), vec![0; 48]].concat();
+    let many = [&[[1, 0, 0, 0, 0, 0, 0, 0]; 64].concat()[..], &odd].concat();
+    let long = names(1 << 20);
+    // The list of the extensions ends with the name of the backing file, for a reader that knows of it.
+    let format = [&0xe279_2aca_u32.to_be_bytes()[..], &[0, 0, 0, 3], b"raw\0\0\0\0\0"].concat();
+    let name = [&format[..], b"base\0\0\0\0", &odd].concat();
+    for (extensions, name_at, why) in [
+        (&odd, 0, Some("its feature names take 1 bytes")),
+        (&many, 0, Some("more than 64 extensions")),
+        (&long, 0, Some("longer than its cluster")),
+        (&name, format.len(), Some("has no end")),
+        (&entry, 0, None),
+    ] {
+        let directory = directory();
+        let path = image(&directory, 8, "cluster_size=64k");
+        let header = fs::read(&path).expect("the image");
+        let at = u32::from_be_bytes(header[100..104].try_into().expect("four bytes"));
+        patch(&path, at.into(), &[&extensions[..], &[0; 8]].concat());
+        if name_at > 0 {
+            fs::write(directory.path().join("base"), [0; 4096]).expect("a base");
+            patch(&path, 8, &(u64::from(at) + name_at as u64).to_be_bytes());
+            patch(&path, 16, &4_u32.to_be_bytes());
+        }
+        let told = qcow2::inspect::inspect(&path).expect("facts");
+        match why {
+            Some(why) => {
+                assert!(refusal(&path).contains(why), "{}", refusal(&path));
+                let refused = told.serve.expect_err("it is refused");
+                assert!(refused.what.contains(why), "{}", refused.what);
+            }
+            None => {
+                open(&path).expect("it opens");
+                told.serve.expect("it can be served");
+            }
+        }
+    }
+}
+
 #[test]
 fn a_raw_file_is_not_taken_for_qcow2() {
     let directory = directory();

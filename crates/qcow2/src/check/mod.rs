@@ -132,11 +132,11 @@ fn readable(path: &Path, file: &File) -> Result<Fields, Qcow2Error> {
     let fields = Fields::read(file).map_err(failed)?;
     let refuse = |what: &str| chain::refuse(path, what, OTHER);
     check_format(&fields).map_err(|what| refuse(&what))?;
+    let extensions = fields.extensions(file).map_err(failed)?;
     // As QEMU: a name without length is none.
     if fields.backing_bytes > 0 {
-        fields.backing(file).map_err(failed)?;
+        fields.backing(file, &extensions).map_err(failed)?;
     }
-    let extensions = fields.extensions(file).map_err(failed)?;
     let has_key = extensions.iter().any(|found| found.kind == extension::ENCRYPTION);
     if fields.encryption > LUKS || (fields.encryption == LUKS) != has_key {
         return Err(refuse("its encryption is unknown"));
