@@ -45,31 +45,34 @@ impl Image {
         };
         let Some(data) = data else { return Ok(Answer::NeedsData) };
         let cluster = self.cluster_bytes();
-        let done = self.allocate(at..at + len, |store, place, done| {
+        let fill = |store: &Store, place: u64, done: u64| {
             store.write_data(&data[..done as usize], place).inspect_err(|_| {
                 // The clusters become free again. The old content that imago has copied there needs no room.
                 store.forget(place - place % cluster..(place + done).next_multiple_of(cluster));
             })
-        })?;
-        self.changed(frees)?;
-        Ok(Answer::Done(done))
+        };
+        Ok(Answer::Done(self.allocate(at..at + len, frees, fill)?))
     }
 
     /// Gives a place to the start of a range, whose content `fill` prepares: it gets the place and the length. Returns
-    /// the length.
+    /// the length. The change `frees` a cluster.
     fn allocate(
         &mut self,
-        range: Range<u64>,
+        Range { start, end }: Range<u64>,
+        frees: bool,
         fill: impl FnOnce(&Store, u64, u64) -> io::Result<()>,
     ) -> io::Result<u64> {
         self.make_room()?;
+        let cluster = self.cluster_bytes();
+        let clusters = start / cluster..end.div_ceil(cluster);
+        let (last, frees_kept) = self.store()?.allocates_to(clusters)?;
+        let end = end.min(last * cluster);
         let others = self.tables.others();
-        self.change(range.clone());
-        let Range { start, end } = range;
+        self.change(start..end);
         let prepared = self.access.prepare_data_mapping(start, end - start, true)?;
         let done = prepared.length().min(end - start);
         let (place, store) = (prepared.offset(), prepared.storage());
-        let mapped = Mapped::of(start, done, place, self.cluster_bytes());
+        let mapped = Mapped::of(start, done, place, cluster);
         let claimed = self.claim(mapped)?;
         let filled = fill(store, place, done);
         if let Err(why) = filled.and_then(|()| self.access.commit_data_mapping(prepared)) {
@@ -77,14 +80,14 @@ impl Image {
             return Err(why);
         }
         self.tables.map(mapped, others);
+        self.changed(frees || frees_kept)?;
         Ok(done)
     }
 
     /// Gives a place to the clusters of a range, which read as zeroes as a whole. The lane writes the data: until then
     /// the place reads as zeroes, too.
     fn place(&mut self, at: u64, len: u64) -> io::Result<Answer> {
-        self.allocate(self.clusters_of(at..at + len), Store::make_zero)?;
-        self.changed(false)?;
+        self.allocate(self.clusters_of(at..at + len), false, Store::make_zero)?;
         match self.find(at, len)? {
             Found::Extent { extent, writable: true } => Ok(self.writable(extent, at, len)),
             _ => Err(io::Error::other(format!("no place at {at}"))),
@@ -115,9 +118,7 @@ impl Image {
             self.make_zero(start, end - start, frees)?;
             return Ok(Answer::Done(len));
         }
-        let done = self.allocate(at..at + len, Store::make_zero)?;
-        self.changed(frees)?;
-        Ok(Answer::Done(done))
+        Ok(Answer::Done(self.allocate(at..at + len, frees, Store::make_zero)?))
     }
 
     /// Makes zero clusters of whole clusters. imago must never get a part of one: its sizes overflow in a disk that is

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The use of the guard ([`crate::guard`]) by an image that is written.
 
-use crate::entry::Entry;
+use crate::entry::{EXCLUSIVE, Entry};
 use crate::fields::{entries, u64_at};
 use crate::guard::{FileClusters, Guard};
 use crate::image::Image;
@@ -110,6 +110,30 @@ impl Store {
         let Some((table, number)) = guard.places().l2_entry(cluster) else { return Ok(false) };
         let entry = u64_at(&self.read(8, table + number * ENTRY_BYTES)?, 0);
         Ok(Entry::of(entry, bits) == Entry::Cluster(place << bits))
+    }
+
+    /// The end of the clusters of the disk that imago may allocate at once, from the first one on, and whether that
+    /// frees a cluster. A zero cluster may have kept its place. imago uses it for the first cluster, if it is
+    /// exclusive. Otherwise it frees the place at once, which the file still names.
+    ///
+    /// # Errors
+    /// The error of the system call.
+    pub(crate) fn allocates_to(&self, clusters: Range<u64>) -> io::Result<(u64, bool)> {
+        let Some(guard) = self.guard() else { return Ok((clusters.end, false)) };
+        let bits = guard.places().cluster_bits;
+        let Some((table, number)) = guard.places().l2_entry(clusters.start) else {
+            return Ok((clusters.end, false));
+        };
+        let left = (1 << bits) / ENTRY_BYTES - number; // imago allocates within one table
+        let count = (clusters.end - clusters.start).min(left);
+        let found = self.read((count * ENTRY_BYTES) as usize, table + number * ENTRY_BYTES)?;
+        let has_place = |entry: &u64| matches!(Entry::of(*entry, bits), Entry::Cluster(_));
+        let end = |count: u64| clusters.start + count;
+        Ok(match (0..).zip(entries(&found)).find(|(_, entry)| has_place(entry)) {
+            Some((0, entry)) => (end(1), entry & EXCLUSIVE == 0),
+            Some((before, _)) => (end(before), false),
+            None => (end(count), false),
+        })
     }
 }
 

@@ -359,7 +359,9 @@ impl Target {
     /// The error of imago or of a system call.
     pub fn zero(&self, range: Range<u64>) -> io::Result<()> {
         match self {
-            Target::Qcow2 { access, is_overlay: true, .. } if !range.is_empty() => {
+            Target::Qcow2 { access, is_overlay: true, cluster_bytes, .. } if !range.is_empty() => {
+                let is_whole = |at: u64| at.is_multiple_of(*cluster_bytes) || at == access.size();
+                debug_assert!(is_whole(range.start) && is_whole(range.end), "{range:?}");
                 access.write_zeroes(range.start, range.end - range.start)
             }
             _ => Ok(()),

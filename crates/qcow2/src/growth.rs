@@ -3,19 +3,17 @@
 //! last cluster.
 //!
 //! imago moves the L1 table at each growth, and frees its old place at once. Nothing may get that place before a
-//! commit: the file still names it. So the table moves first, while the header in the file keeps the old size. Then
-//! come the zeroes, in steps of small tables, each with the size that it reaches.
+//! commit: the file still names it. So the table moves first, while the header keeps the old size, which imago cannot
+//! change (`Store::with_size`). Then come the zeroes, in steps of small tables, each with the size that it reaches.
 
+use crate::fields::SIZE_AT;
 use crate::image::{Answer, Image};
-use imago::StorageExt;
 use imago::format::PreallocateMode;
 use std::io;
 use std::ops::Range;
 
 /// Maximum clusters that become zero with one commit, when the disk grows: their tables have 8 MiB.
 const GROW_CLUSTERS: u64 = 1 << 20;
-/// Place of the size of the disk in the header.
-const SIZE_AT: u64 = 24;
 
 impl Image {
     /// Enlarges the disk, durably. After an error the disk in the image may have grown by some of the steps.
@@ -49,7 +47,7 @@ impl Image {
     /// Ends a step of a growth: the disk in the file has this size.
     fn end_growth(&mut self, bytes: u64, done: io::Result<()>) -> io::Result<()> {
         let size = if done.is_ok() { bytes } else { self.size_bytes };
-        let noted = self.store()?.write(&size.to_be_bytes()[..], SIZE_AT);
+        let noted = self.store()?.keep(&size.to_be_bytes(), SIZE_AT as u64);
         // A commit writes the header also if no table has changed since the last one.
         self.change(self.size_bytes - 1..self.size_bytes);
         // Also after an error: no other change follows that one.

@@ -9,7 +9,7 @@
 // storage does not need. One block, for tests, exchanges the file below a descriptor.
 #![expect(unsafe_code)]
 
-use crate::fields::AUTOCLEAR_AT;
+use crate::fields::{AUTOCLEAR_AT, SIZE_AT};
 use crate::guard::Guard;
 use crate::job::{Begun, Job, Out, Rest};
 use crate::overlay::{Commit, Overlay, PHASES};
@@ -18,6 +18,7 @@ use imago::io_buffers::{IoVector, IoVectorMut};
 use imago::storage::drivers::CommonStorageHelper;
 use imago::storage::{PreallocateMode, Storage};
 use rustix::fs::{Advice, FallocateFlags, fallocate};
+use std::borrow::Cow;
 use std::fmt::{self, Display};
 use std::fs::File;
 use std::io;
@@ -328,6 +329,18 @@ impl Store {
         self.overlay.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Keeps the size of the disk in a write of imago into the header. imago knows the size that a growth is to reach,
+    /// also one that has failed, and writes it when the refcount table moves.
+    fn with_size<'a>(&self, data: &'a [u8], offset: u64) -> io::Result<Cow<'a, [u8]>> {
+        const SIZE: Range<usize> = SIZE_AT..SIZE_AT + 8;
+        if offset > 0 || data.len() < SIZE.end || self.guard.get().is_none() {
+            return Ok(data.into());
+        }
+        let mut header = data.to_vec();
+        header[SIZE].copy_from_slice(&self.read(SIZE.len(), SIZE.start as u64)?);
+        Ok(header.into())
+    }
+
     fn extend(&self, wanted: u64) -> io::Result<()> {
         self.out.extend(wanted)
     }
@@ -417,6 +430,7 @@ impl Storage for Store {
             return Err(io::ErrorKind::PermissionDenied.into());
         }
         for part in bufv.into_inner() {
+            let part = self.with_size(&part, offset)?;
             self.check_write(&part, offset)?;
             if (48..60).contains(&offset) || offset == 0 {
                 self.must_commit.store(true, Ordering::Relaxed);
