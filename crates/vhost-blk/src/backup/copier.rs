@@ -221,15 +221,17 @@ impl Copier {
         };
         self.next = run.start;
         let bytes = self.clusters().cluster_bytes();
-        let hole_max = self.zeroes_max / bytes;
-        let rest = self.clusters().bytes_of(run.start..end);
-        let (start, capacity) = (rest.start, rest.end);
-        let data = self.reading.with(false, || self.reader.skip_hole(rest));
+        // No further than the zeroes that one turn takes: a look at a long hole of a qcow2 image has many questions.
+        let hole_max = (self.zeroes_max / bytes).max(1);
+        let last = end.min(run.start.saturating_add(hole_max));
+        let looked_at = self.clusters().bytes_of(run.start..last);
+        let (start, stop) = (looked_at.start, looked_at.end);
+        let data = self.reading.with(false, || self.reader.skip_hole(looked_at));
         let data = data.map_err(|why| CopyError::Read(start, why))?;
-        let hole_end = if data == capacity { end } else { data / bytes };
+        let hole_end = if data == stop { last } else { data / bytes };
         Ok(Some(match hole_end <= run.start {
             true => Own::Data(run),
-            false => Own::Hole(run.start..hole_end.min(run.start.saturating_add(hole_max))),
+            false => Own::Hole(run.start..hole_end),
         }))
     }
 

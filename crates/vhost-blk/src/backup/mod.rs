@@ -35,7 +35,7 @@ pub use source::Image;
 pub(crate) use source::ImageReader;
 
 use crate::disks::Disks;
-use crate::disks::converge::{Hand, STUCK, Unfinished};
+use crate::disks::converge::{Hand, STUCK, Sign, Unfinished};
 use crate::disks::layers::Layers;
 use crate::events::DiskEvents;
 use crate::failure::Failure;
@@ -144,11 +144,12 @@ pub fn run(
     let open = move || Made::of(&of_thread, base.as_ref(), size_bytes, &parts);
     let goes_on = RefCell::new(goes_on);
     let is_wanted = || (goes_on.borrow_mut())(None) && !clusters.has_ended();
-    let hand = Hand::start(what, sign, open, is_wanted)?;
+    let hand = Hand::start(what, Arc::clone(&sign) as Sign, open, is_wanted)?;
     let acting = Acting { acts: hand.acts().clone(), clusters: Arc::clone(&clusters) };
-    let backup = Backup { order, source: &source, acting, was_cancelled: Cell::new(false) };
+    let backup = Backup { order, source: &source, acting, sign, was_cancelled: Cell::new(false) };
     let done = backup.make(before, goes_on.into_inner());
     let was_cancelled = backup.was_cancelled.get();
+    drop(backup);
     if done.is_err() {
         source.taken.fail();
     }
@@ -172,6 +173,8 @@ struct Backup<'a> {
     order: &'a Arc<Order>,
     source: &'a Source,
     acting: Acting,
+    /// Of each thread that waits for the storage of the disk, or of the target.
+    sign: Arc<()>,
     /// A client, or the end of the disk, has ended it.
     was_cancelled: Cell<bool>,
 }
@@ -212,7 +215,7 @@ impl Backup<'_> {
                 (copier.work(order.verify), reading)
             }
         };
-        let copied = copy(clusters, work, &reading, &mut goes_on);
+        let copied = copy(clusters, Arc::clone(&self.sign), work, &reading, &mut goes_on);
         let copied = copied.map_err(|error| self.failure(error));
         let outcome = copied.and_then(|()| self.complete(&begun, &mut goes_on));
         clusters.end();
@@ -309,16 +312,19 @@ impl Order {
 }
 
 /// Copies on a thread of its own: a client that does not take the progress delays no write of the guest, and neither
-/// does a read that hangs, whose thread is left to the storage.
+/// does a read that hangs, whose thread is left to the storage, with the `sign` of its work.
 fn copy(
     clusters: &Arc<Clusters>,
+    sign: Arc<()>,
     work: Work,
     reading: &Reading,
     goes_on: &mut dyn FnMut() -> bool,
 ) -> Result<(), CopyError> {
     let (sender, result) = channel();
     let body = move || {
-        let _ = sender.send(work()); // it waits
+        let done = work();
+        drop(sign); // the next command finds no work in progress
+        let _ = sender.send(done); // it waits
     };
     let thread = std::thread::Builder::new().name("backup".into()).spawn(body);
     thread.map_err(|why| {
@@ -330,8 +336,9 @@ fn copy(
             clusters.end();
         }
         if reading.is_stuck(clusters, STUCK) {
+            let was_ended = clusters.has_ended();
             clusters.end();
-            return Err(CopyError::StuckRead);
+            return Err(if was_ended { CopyError::Cancelled } else { CopyError::StuckRead });
         }
         match result.recv_timeout(TICK) {
             Ok(result) => return result,
@@ -354,9 +361,25 @@ mod tests {
         let work: Work = Box::new(move || {
             of_work.with(true, || answers.recv()).map_err(|_| CopyError::Cancelled)
         });
-        let copied = copy(&clusters, work, &reading, &mut || true);
+        let sign = Arc::new(());
+        let copied = copy(&clusters, Arc::clone(&sign), work, &reading, &mut || true);
         assert!(matches!(copied, Err(CopyError::StuckRead)), "{copied:?}");
         assert!(clusters.has_ended());
+        assert_eq!(Arc::strong_count(&sign), 2, "the thread still waits for the storage");
+        drop(storage);
+    }
+
+    #[test]
+    fn a_cancel_waits_for_a_read_that_hangs_no_longer_than_a_write_of_the_guest() {
+        let clusters = Arc::new(Clusters::new(1 << 20).unwrap());
+        let reading = Reading::default();
+        let (storage, answers) = channel::<()>();
+        let of_work = reading.clone();
+        let work: Work = Box::new(move || {
+            of_work.with(false, || answers.recv()).map_err(|_| CopyError::Server(NbdError::HungUp))
+        });
+        let copied = copy(&clusters, Arc::new(()), work, &reading, &mut || false);
+        assert!(matches!(copied, Err(CopyError::Cancelled)), "{copied:?}");
         drop(storage);
     }
 }

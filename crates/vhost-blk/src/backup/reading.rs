@@ -26,11 +26,13 @@ impl Reading {
         done
     }
 
-    /// Returns whether the read takes longer than `patience`, and a write of the guest waits meanwhile.
+    /// Returns whether the read takes longer than `patience`, and a write of the guest waits meanwhile, or the end of
+    /// the copy.
     pub(super) fn is_stuck(&self, clusters: &Clusters, patience: Duration) -> bool {
         let read = *self.lock();
         read.is_some_and(|read| {
-            read.begun.elapsed() >= patience && (read.is_wanted || clusters.has_waiting())
+            read.begun.elapsed() >= patience
+                && (read.is_wanted || clusters.has_waiting() || clusters.has_ended())
         })
     }
 
@@ -45,24 +47,27 @@ mod tests {
     use std::sync::mpsc::channel;
 
     #[test]
-    fn a_read_is_stuck_only_while_a_write_of_the_guest_waits_for_it() {
+    fn a_read_is_stuck_only_while_a_write_of_the_guest_or_a_cancel_waits_for_it() {
         let clusters = Clusters::new(1 << 20).unwrap();
         let reading = Reading::default();
         assert!(!reading.is_stuck(&clusters, Duration::ZERO));
         for is_wanted in [false, true] {
             let (begun, has_begun) = channel();
-            let (end, ended) = channel::<()>();
+            let (end, is_over) = channel::<()>();
             let of_thread = reading.clone();
             let body = move || {
                 of_thread.with(is_wanted, || {
                     begun.send(()).unwrap();
-                    ended.recv().unwrap();
+                    is_over.recv().unwrap();
                 });
             };
             let thread = std::thread::spawn(body);
             has_begun.recv().unwrap();
             assert_eq!(reading.is_stuck(&clusters, Duration::ZERO), is_wanted);
             assert!(!reading.is_stuck(&clusters, Duration::from_secs(3600)));
+            let ended = Clusters::new(1 << 20).unwrap();
+            ended.end();
+            assert!(reading.is_stuck(&ended, Duration::ZERO));
             end.send(()).unwrap();
             thread.join().unwrap();
             assert!(!reading.is_stuck(&clusters, Duration::ZERO));

@@ -309,8 +309,7 @@ fn cancel_backup(
             }
             None if go_on() => {}
             None => {
-                let remedy =
-                    "see vhost-blk ctl jobs: the backup ends as soon as its storage answers";
+                let remedy = "see vhost-blk ctl jobs: the backup ends within seconds";
                 return refused("the client has not waited for the end", remedy);
             }
         }

@@ -116,7 +116,7 @@ impl Disks {
         }
         if state.targets.is_used_for(name, act) {
             let why = format!(
-                "another {act} of it begins, or the target of its last {act} does not answer"
+                "another {act} of it begins, or a storage of its last {act} does not answer"
             );
             return Err(Failure::run(what, why, "repeat the command, or check that storage"));
         }

@@ -40,14 +40,14 @@ pub enum UpgradeError {
         /// The cause and the remedy.
         why: Obstacle,
     },
-    /// A copy is being begun, or has ended, and a thread still waits for its target.
+    /// A copy is being begun, or has ended, and a thread still waits for its target or its source.
     #[error(
-        "{}: the target of a {act} does not answer, and the exchange of the program would wait for it; \
+        "{}: a storage of the {act} to it does not answer, and the exchange of the program would wait for it; \
          check that storage, and repeat the command",
         .path.display()
     )]
     Target {
-        /// Its path.
+        /// Path of the target.
         path: PathBuf,
         /// The kind of the copy.
         act: &'static str,

@@ -79,8 +79,8 @@ fn a_target_that_hangs_while_it_is_opened_holds_neither_the_disk_nor_another_one
         .wait_until("the end of the backup", || rig.ctl("snapshot a --to over-a").status.success());
     rig.ok("commit a");
     for (words, why) in [
-        ("backup a --to other", "the target of its last backup does not answer"),
-        ("upgrade", "the target of a backup does not answer"),
+        ("backup a --to other", "a storage of its last backup does not answer"),
+        ("upgrade", "a storage of the backup to it does not answer"),
     ] {
         let line = rig.refused(words, 1);
         assert!(line.contains(why), "{line}");

@@ -172,9 +172,9 @@ fn an_overlay_that_hangs_while_it_is_made_holds_neither_the_disk_nor_another_one
     rig.place
         .wait_until("the end of the snapshot", || rig.ctl("backup a --to copy-a").status.success());
     let line = rig.refused(&words, 1);
-    assert!(line.contains("the target of its last snapshot does not answer"), "{line}");
+    assert!(line.contains("a storage of its last snapshot does not answer"), "{line}");
     let line = rig.refused("upgrade", 1);
-    assert!(line.contains("the target of a snapshot does not answer"), "{line}");
+    assert!(line.contains("a storage of the snapshot to it does not answer"), "{line}");
     drop(frozen);
     rig.place.wait_until("the end of the thread", || {
         !rig.daemon.threads().iter().any(|(name, _)| name == "snapshot-target")
