@@ -7,10 +7,16 @@ use super::protocol::{Call, CallError, text};
 use crate::clock;
 use crate::disks::{BitmapFacts, Disks};
 use serde_json::{Value, json};
+use std::sync::Arc;
 
 /// `Bitmaps`.
-pub(super) fn list(disks: &Disks, call: &mut Call) -> Result<Value, CallError> {
-    let bitmaps = disks.bitmaps(&only_disk(disks, call)?)?;
+pub(super) fn list(
+    disks: &Arc<Disks>,
+    client: &Client<'_>,
+    call: &mut Call,
+) -> Result<Value, CallError> {
+    let name = only_disk(disks, call)?;
+    let bitmaps = disks.look_for(&name, Disks::bitmaps, || client.is_connected())?;
     let row = |bitmap: &BitmapFacts| {
         json!({
             "name": bitmap.name,

@@ -77,7 +77,7 @@ pub(super) fn carry_out(
             let rows = disks.statuses(LIST_MAX);
             json!({"disks": rows.iter().map(summary_value).collect::<Vec<_>>()})
         }
-        "Bitmaps" => bitmaps::list(disks, &mut call)?,
+        "Bitmaps" => bitmaps::list(disks, client, &mut call)?,
         "RemoveBitmap" => bitmaps::remove(disks, client, &mut call)?,
         "Jobs" => jobs::list(disks, &mut call)?,
         "CancelJob" => jobs::cancel(disks, client, &mut call)?,

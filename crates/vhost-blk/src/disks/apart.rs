@@ -3,49 +3,69 @@
 //! nor its place among the clients: other disks stay under control.
 //!
 //! The threads are bounded. An opening has the name of its disk, also after its removal, and the number of disks is
-//! bounded. Each disk has one thread at most that looks at its files.
+//! bounded. Each disk has one thread at most that looks at its files, and one that prepares an exchange.
 
 use super::starting::removed_while_opening;
 use super::{Disks, NewDisk};
 use crate::failure::Failure;
 use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::time::Duration;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 use vhost_user::Control;
 
 /// Interval of the look at the client.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// A look at the files of a disk; ends with the drop. No upgrade begins meanwhile.
-struct Looking {
+/// The kinds of work on the files of a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// A look for a client.
+    Look,
+    /// The preparation of an exchange of the storage.
+    Exchange,
+}
+
+/// Work on the files of a disk; ends with the drop. No upgrade begins meanwhile.
+struct Working {
     disks: Arc<Disks>,
     name: String,
     control: Arc<Control>,
+    kind: Kind,
     _sign: Arc<()>,
 }
 
-impl Looking {
-    /// The look of a disk, if there is no other one.
-    fn begin(disks: &Arc<Disks>, name: &str, what: &str) -> Result<Option<Looking>, Failure> {
+impl Working {
+    /// The work on a disk, if there is no other of this kind.
+    fn begin(
+        disks: &Arc<Disks>,
+        name: &str,
+        kind: Kind,
+        what: &str,
+    ) -> Result<Option<Working>, Failure> {
         let sign = disks.wait_for_storage(name, what)?;
         let mut state = disks.lock();
         let control = Arc::clone(&state.entry(name)?.control);
-        if state.looking.iter().any(|other| Arc::ptr_eq(other, &control)) {
+        if state.worked_on.iter().any(|(other, of)| *of == kind && Arc::ptr_eq(other, &control)) {
             return Ok(None);
         }
-        state.looking.push(Arc::clone(&control));
-        Ok(Some(Looking { disks: Arc::clone(disks), name: name.to_owned(), control, _sign: sign }))
+        state.worked_on.push((Arc::clone(&control), kind));
+        let (disks, name) = (Arc::clone(disks), name.to_owned());
+        Ok(Some(Working { disks, name, control, kind, _sign: sign }))
     }
 }
 
-impl Drop for Looking {
+impl Drop for Working {
     fn drop(&mut self) {
-        self.disks.lock().looking.retain(|other| !Arc::ptr_eq(other, &self.control));
+        let is_other = |(control, kind): &(Arc<Control>, Kind)| {
+            *kind != self.kind || !Arc::ptr_eq(control, &self.control)
+        };
+        self.disks.lock().worked_on.retain(is_other);
     }
 }
 
-/// The disks whose files a thread looks at.
-pub(super) type LookedAt = Vec<Arc<Control>>;
+/// The disks on whose files threads work.
+pub(super) type WorkedOn = Vec<(Arc<Control>, Kind)>;
 
 impl Disks {
     /// Adds a disk for a client, and waits for it as long as `go_on` says so. `saves`: writes its file, too. Returns the
@@ -79,7 +99,7 @@ impl Disks {
                 let remedy = "check its storage; see vhost-blk ctl list";
                 Err(Failure::run(&what, "the client has not waited for it", remedy))
             }
-            false => Ok(()),
+            false => Ok(LOOK),
         })
     }
 
@@ -94,10 +114,11 @@ impl Disks {
         go_on: impl Fn() -> bool,
     ) -> Result<T, Failure> {
         let (what, remedy) = (format!("look at the files of {name}"), "check its storage");
+        self.wait_for_upgrade();
         let looking = loop {
-            match Looking::begin(self, name, &what)? {
+            match Working::begin(self, name, Kind::Look, &what)? {
                 Some(looking) => break looking,
-                None if go_on() => std::thread::sleep(LOOK),
+                None if go_on() => sleep(LOOK),
                 None => {
                     let why = "an earlier look at them has not ended";
                     return Err(Failure::run(what, why, remedy));
@@ -106,32 +127,80 @@ impl Disks {
         };
         let act = move || look(&looking.disks, &looking.name);
         apart(&what, act, || match go_on() {
-            true => Ok(()),
+            true => Ok(LOOK),
             false => Err(Failure::run(&what, "the client has not waited for it", remedy)),
         })
     }
+
+    /// Carries out the preparation of an exchange of the storage of a disk, for at most `limit`, if there is one. `turn` is
+    /// called meanwhile; it returns the wait for its next call. `what`: the command, for an error.
+    ///
+    /// # Errors
+    /// The errors of `act` and of `turn`, or [`Failure`] if a file system has not answered in time.
+    pub(super) fn prepare_apart<T, E>(
+        self: &Arc<Self>,
+        (name, what): (&str, &str),
+        limit: Option<Duration>,
+        act: impl FnOnce() -> Result<T, E> + Send + 'static,
+        mut turn: impl FnMut() -> Result<Duration, E>,
+    ) -> Result<T, E>
+    where
+        T: Send + 'static,
+        E: From<Failure> + Send + 'static,
+    {
+        let begun = Instant::now();
+        let mut turn = || match limit.filter(|limit| begun.elapsed() >= *limit) {
+            None => turn(),
+            Some(limit) => {
+                let why = format!(
+                    "the file system of the image or of the configuration has not answered for {} s",
+                    limit.as_secs()
+                );
+                Err(Failure::run(what, why, "check it, and repeat the command").into())
+            }
+        };
+        let working = loop {
+            match Working::begin(self, name, Kind::Exchange, what)? {
+                Some(working) => break working,
+                None => sleep(turn()?),
+            }
+        };
+        let act = move || {
+            let _working = working;
+            act()
+        };
+        apart(what, act, turn)
+    }
 }
 
-/// Carries out `act` on a thread of its own, and waits for it until `go_on` fails.
-fn apart<T: Send + 'static>(
+/// Carries out `act` on a thread of its own, and waits for it until `turn` fails, which returns the wait for its next
+/// call.
+fn apart<T, E>(
     what: &str,
-    act: impl FnOnce() -> Result<T, Failure> + Send + 'static,
-    go_on: impl Fn() -> Result<(), Failure>,
-) -> Result<T, Failure> {
+    act: impl FnOnce() -> Result<T, E> + Send + 'static,
+    mut turn: impl FnMut() -> Result<Duration, E>,
+) -> Result<T, E>
+where
+    T: Send + 'static,
+    E: From<Failure> + Send + 'static,
+{
     let (sender, receiver) = mpsc::sync_channel(1);
     let body = move || {
-        let _ = sender.send(act()); // the client may have gone
+        let done = act(); // drops what it owns before the answer
+        let _ = sender.send(done); // the client may have gone
     };
     std::thread::Builder::new()
         .name("apart".into())
         .spawn(body)
         .map_err(|error| Failure::run(what, error, "raise the limit on threads (ulimit -u)"))?;
+    let mut wait = Duration::ZERO;
     loop {
-        match receiver.recv_timeout(LOOK) {
+        match receiver.recv_timeout(wait) {
             Ok(done) => return done,
-            Err(RecvTimeoutError::Timeout) => go_on()?,
+            Err(RecvTimeoutError::Timeout) => wait = turn()?,
             Err(RecvTimeoutError::Disconnected) => {
-                return Err(Failure::run(what, "its thread has panicked", "report this error"));
+                let failure = Failure::run(what, "its thread has panicked", "report this error");
+                return Err(failure.into());
             }
         }
     }

@@ -217,7 +217,7 @@ pub(crate) fn no_bitmap(bitmap: &str, lost: Option<&str>) -> String {
 }
 
 impl Disks {
-    /// The bitmaps of a disk.
+    /// The bitmaps of a disk. Looks at the files of their backups, whose storage may hang ([`Disks::look_for`]).
     ///
     /// # Errors
     /// [`Failure`] if there is no such disk.

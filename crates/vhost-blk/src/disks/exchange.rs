@@ -3,7 +3,7 @@
 //! are texts have cause and remedy.
 
 use super::config_file::NewConfig;
-use super::converge::{Acts, TargetUser};
+use super::converge::{Acts, STUCK, TargetUser};
 use super::layers::{Following, Layers};
 use super::replacing::{DRAIN_MAX, Unfinished, wait};
 use super::turn::NoReload;
@@ -28,6 +28,18 @@ use std::sync::mpsc::{RecvTimeoutError, Sender};
 use std::time::Duration;
 use vhost_user::{Control, Replacement};
 
+/// Interval of the look at a client.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Checks that no completed write of an image is lost. If its writes wait in the page cache, it makes them durable, so
+/// that the drained disk has few.
+///
+/// # Errors
+/// Cause and remedy.
+pub(super) fn check_writes(top: &ImageFile) -> Result<(), String> {
+    top.check_writes().map_err(lost)
+}
+
 /// A disk as it is before the exchange.
 #[derive(Clone)]
 pub(super) struct Source {
@@ -38,6 +50,13 @@ pub(super) struct Source {
     pub(super) events: Arc<DiskEvents>,
     pub(super) image: Image,
     pub(super) layers: Arc<Layers>,
+}
+
+/// The options of a disk, without its open image.
+pub(super) struct Described {
+    name: String,
+    args: DiskArgs,
+    origin: Origin,
 }
 
 /// The storage after the exchange.
@@ -99,10 +118,10 @@ impl Source {
         real_path_of(self.args.blk_file.as_deref().unwrap_or(Path::new("")), &self.image.top)
     }
 
-    /// Checks that no completed write of the image is lost. If its writes wait in the page cache, it makes them
-    /// durable, so that the drained disk has few.
-    pub(super) fn check_writes(&self) -> Result<(), String> {
-        self.image.top.check_writes().map_err(lost)
+    /// The options of the disk.
+    pub(super) fn described(&self) -> Described {
+        let (name, args, origin) = (self.name.clone(), self.args.clone(), self.origin);
+        Described { name, args, origin }
     }
 
     /// Makes the disk note the parts that its guest changes, for a copy with this brake.
@@ -219,20 +238,45 @@ impl Disks {
         Ok(Source { name, args, origin, control, events, image, layers })
     }
 
-    /// The new configuration file of a disk, if it has one.
+    /// The new configuration file of a disk, if it has one. Its file system may hang ([`Disks::prepare_apart`]).
     pub(super) fn config_of(
         &self,
-        source: &Source,
+        disk: &Described,
         args: &DiskArgs,
         updates: bool,
     ) -> Result<Option<NewConfig>, String> {
-        match (&self.mode, source.origin) {
+        match (&self.mode, disk.origin) {
             (Mode::Many(Some(directory)), Origin::Directory) if updates => {
-                let file = directory.join(format!("{}.toml", source.name));
-                NewConfig::prepare(&file, &source.args, args).map(Some)
+                let file = directory.join(format!("{}.toml", disk.name));
+                NewConfig::prepare(&file, &disk.args, args).map(Some)
             }
             _ => Ok(None),
         }
+    }
+
+    /// The same on a thread of its own, as long as `go_on` says so. `what`: the command, for an error.
+    ///
+    /// # Errors
+    /// Cause and remedy.
+    pub(super) fn config_apart(
+        self: &Arc<Self>,
+        source: &Source,
+        what: &str,
+        args: &DiskArgs,
+        updates: bool,
+        go_on: impl Fn() -> bool,
+    ) -> Result<Option<NewConfig>, String> {
+        let (disks, described) = (Arc::clone(self), source.described());
+        let (args, of_thread) = (args.clone(), what.to_owned());
+        let act = move || {
+            let config = disks.config_of(&described, &args, updates);
+            config.map_err(|told| Failure::told(of_thread, told))
+        };
+        let config = self.prepare_apart((&source.name, what), Some(STUCK), act, || match go_on() {
+            true => Ok(LOOK),
+            false => Err(Failure::told(what, "the client has gone; repeat the command")),
+        });
+        config.map_err(|failure| format!("{}; {}", failure.why, failure.remedy))
     }
 
     /// Makes the entry of a disk that of its new storage, and drops the old one. `next`: the options name that

@@ -190,7 +190,7 @@ struct State {
     closing: usize,
     /// The begins of permits of threads that work on disks of the directory.
     permits: Vec<Arc<Instant>>,
-    looking: apart::LookedAt,
+    worked_on: apart::WorkedOn,
     targets: Targets,
     storage_waits: StorageWaits,
 }

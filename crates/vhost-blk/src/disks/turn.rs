@@ -8,7 +8,8 @@
 //! | held | [`Turn::take`] or [`Turn::try_take`] finds it free | free |
 //!
 //! No owner waits for a target of a copy, or for a client: only for the requests in flight of one disk
-//! ([`super::replacing::DRAIN_MAX`]). A reload and the start of the daemon open the images of disks.
+//! ([`super::replacing::DRAIN_MAX`]), and before it for the file of its configuration ([`super::converge::STUCK`]). A
+//! reload and the start of the daemon open the images of disks.
 
 use super::Disks;
 use crate::failure::Failure;

@@ -55,9 +55,9 @@ fn has_open(rig: &Rig, name: &str) -> bool {
 #[track_caller]
 fn waits_for_target(rig: &Rig, words: &str) {
     let line = rig.refused(words, 1);
-    assert!(line.contains("the target of its last mirror does not answer"), "{line}");
+    assert!(line.contains("a storage of its last mirror does not answer"), "{line}");
     let line = rig.refused("upgrade", 1);
-    assert!(line.contains("the target of a mirror does not answer"), "{line}");
+    assert!(line.contains("a storage of the mirror to it does not answer"), "{line}");
     assert_eq!(target_threads(rig), 1);
 }
 
@@ -255,4 +255,66 @@ fn a_target_that_hangs_does_not_delay_the_end_of_the_daemon() {
     wait_until("the removal of the socket", || !rig.path(socket).exists());
     drop(frozen);
     rig.daemon.wait();
+}
+
+/// The end of a job rewrites the file of its disk, while writes of the guest may wait for the copy.
+#[test]
+fn a_directory_of_configurations_that_hangs_holds_neither_the_guest_nor_other_disks() {
+    if may_not_mount() {
+        return;
+    }
+    let mut rig = Rig::new();
+    image(&rig, "a.img", "raw");
+    image(&rig, "o.img", "raw");
+    rig.ok("stop");
+    rig.daemon.wait();
+    let mount = Mount::ext4(rig.place.dir.path(), 64);
+    let place = rig.place.dir.path().display();
+    let file = format!("blk-file = '{place}/a.img'\nsocket-path = '{place}/a.sock'\n");
+    fs::write(mount.path("a.toml"), format!("{file}num-queues = 2\n")).unwrap();
+    rig.restart(&["--config-dir", text(mount.place.path())]);
+    wait_until("the disk", || rig.path("a.sock").exists());
+    add(&rig, "o", "--blk-file o.img");
+    let mut device = guest(&rig, "a");
+    fill(&mut device, 1);
+    let over = rig.path("over").display().to_string();
+    for command in ["mirror a --complete", "commit a", &format!("snapshot a --to {over}2")] {
+        match command {
+            "commit a" => drop(rig.ok(&format!("snapshot a --to {over} --update-config"))),
+            "mirror a --complete" => drop(rig.ok("mirror a --to b --wait")),
+            _ => {}
+        }
+        let frozen = Frozen::of(&mount);
+        let client = begin(&rig, &format!("{command} --update-config"));
+        for byte in 2..5 {
+            fill(&mut device, byte);
+        }
+        let line = error_of(client);
+        assert!(line.contains("has not answered for 5 s"), "{line}");
+        rig.ok("--timeout 20 snapshot o --to over-o");
+        rig.ok("--timeout 20 commit o");
+        fs::remove_file(rig.path("over-o")).unwrap();
+        if command.starts_with("mirror") {
+            rig.ok("mirror a --cancel");
+            in_old_storage(&rig, &mut device);
+        }
+        let line = rig.refused("upgrade", 1);
+        assert!(line.contains("storage"), "{line}");
+        fill(&mut device, 5);
+        drop(frozen);
+        wait_until("the end of the thread", || rig.ctl("upgrade").status.success());
+        assert!(content(&mut device).iter().all(|byte| *byte == 5));
+    }
+    rig.ok("commit a --update-config");
+    assert!(content(&mut device).iter().all(|byte| *byte == 5));
+    // Without the disk, its image is free, although the thread waits.
+    rig.ok("mirror a --to b --wait");
+    let frozen = Frozen::of(&mount);
+    let line = error_of(begin(&rig, "mirror a --complete --update-config"));
+    assert!(line.contains("has not answered for 5 s"), "{line}");
+    rig.ok("mirror a --cancel");
+    drop(device);
+    rig.ok("remove a");
+    wait_until("the close of the image", || !has_open(&rig, "a.img"));
+    drop(frozen);
 }

@@ -6,10 +6,11 @@
 //! |---|---|
 //! | 1. everything was copied once, and the changed parts at the pace of the user | off |
 //! | 2. [`Convergence::converge`]: the changed parts are copied, again and again, as fast as possible | on; its bound sinks with the copy to the rest that the drained disk can copy in [`REST_TIME`] |
-//! | 3. [`Convergence::no_reload`]: a reload in progress comes to its end | on, at that bound |
-//! | 4. [`Convergence::exchange`]: the queues drain; the parts that the writes in flight change are copied | the same |
-//! | 5. [`Convergence::last`]: the disk takes no request, and the target gets the rest | no write is left |
-//! | 6. any end, also that of a step before | off: the drop of [`Convergence`] |
+//! | 3. [`Convergence::sync_old`]: the old storage becomes durable, as before step 2 | on, at that bound |
+//! | 4. [`Convergence::no_reload`]: a reload in progress comes to its end; [`Convergence::meanwhile`]: the new configuration is prepared | the same |
+//! | 5. [`Convergence::exchange`]: the queues drain; the parts that the writes in flight change are copied | the same |
+//! | 6. [`Convergence::last`]: the disk takes no request, and the target gets the rest | no write is left |
+//! | 7. any end, also that of a step before | off: the drop of [`Convergence`] |
 //!
 //! Only one thread works on the target ([`Hand`]), and another one looks at the clock and at the client: an act of
 //! the target that takes [`STUCK`] ends the convergence, and with it the wait of the guest's writes.
@@ -21,9 +22,11 @@ pub(crate) use hand::{Acts, Hand, Sign, TargetUser, Words};
 pub(super) use hand::{New, There};
 
 use super::Disks;
+use super::exchange::{Source, check_writes};
 use super::replacing::{DRAIN_MAX, wait_and};
 use super::turn::{NoReload, TURN_MAX};
 use crate::disk::Opened;
+use crate::failure::Failure;
 use crate::pace::{PIECE_MIN, Pace};
 use backend::Disk;
 use backend::wrap::{Brake, Written};
@@ -32,6 +35,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::thread;
 use std::time::{Duration, Instant};
 use vhost_user::{Control, Replacement};
 
@@ -56,6 +60,8 @@ const LOOK: Duration = Duration::from_millis(20);
 /// Longest time of one act of the target, in which writes of the guest may wait, or a client for the end. Also that of
 /// a backup.
 pub(crate) const STUCK: Duration = Duration::from_secs(5);
+/// The act before the exchange, for an error.
+const PREPARE: &str = "prepare the exchange of the storage";
 /// Longest time in which the drained disk waits for its new storage.
 const DRAINED_MAX: Duration = STUCK;
 
@@ -72,8 +78,8 @@ pub(super) trait Copier: Exchanged {
     /// The reason of an end by an act that took [`STUCK`].
     const SLOW: &'static str;
 
-    /// Copies a range of at most [`CHUNK`] bytes that the guest has changed, and that may have been copied
-    /// before.
+    /// Copies a range that the guest has changed, and that may have been copied before: one part of the notes, which
+    /// is long if the disk is, or at most [`CHUNK`] bytes. Its buffers have [`CHUNK`] bytes.
     fn again(&mut self, range: Range<u64>) -> Result<(), Self::Error>;
 
     /// Makes everything that was copied durable.
@@ -156,6 +162,12 @@ impl Unfinished {
         match self {
             Unfinished::Refused(told) | Unfinished::Ended(told) => told,
         }
+    }
+}
+
+impl From<Failure> for Unfinished {
+    fn from(failure: Failure) -> Self {
+        Unfinished::Refused(format!("{}; {}", failure.why, failure.remedy))
     }
 }
 
@@ -255,8 +267,37 @@ impl<C: Copier> Convergence<'_, C> {
                 Err(_) => {}
             }
             self.copy_rest()?;
-            std::thread::sleep(LOOK);
+            thread::sleep(LOOK);
         }
+    }
+
+    /// Prepares the exchange on a thread of its own, which may wait for a file system: [`Disks::prepare_apart`]. While the
+    /// brake is on, the copy goes on, so that no write of the guest waits for that.
+    pub(super) fn meanwhile<T: Send + 'static>(
+        &self,
+        disks: &Arc<Disks>,
+        name: &str,
+        limit: Option<Duration>,
+        act: impl FnOnce() -> Result<T, Unfinished> + Send + 'static,
+    ) -> Result<T, Unfinished> {
+        let mut at = 0;
+        disks.prepare_apart((name, PREPARE), limit, act, || {
+            (self.check)()?;
+            if !self.brake.is_on() {
+                return Ok(LOOK);
+            }
+            let next = self.copy_next(at)?;
+            at = next.unwrap_or(0);
+            Ok(if next.is_some() { Duration::ZERO } else { TICK })
+        })
+    }
+
+    /// Makes the completed writes of the old storage durable, so that the drained disk has few, and learns of lost
+    /// ones.
+    pub(super) fn sync_old(&self, disks: &Arc<Disks>, source: &Source) -> Result<(), Unfinished> {
+        let top = Arc::clone(&source.image.top);
+        let act = move || check_writes(&top).map_err(Unfinished::Ended);
+        self.meanwhile(disks, &source.name, None, act)
     }
 
     /// Exchanges the storage of the disk as soon as it is drained. `begin` may refuse that then. Returns the
@@ -296,17 +337,20 @@ impl<C: Copier> Convergence<'_, C> {
     /// takes them itself: none is between the notes and the new storage when the last act begins.
     fn copy_rest(&self) -> Result<(), Unfinished> {
         let mut at = 0;
-        loop {
-            let brake = Arc::clone(self.brake);
-            let act = move |copier: &mut C| copier.next(brake.written(), at, CHUNK);
-            // Without the copier, the exchange has begun to copy the rest itself.
-            let next = self.acts.ask(act, self.bounded())?;
-            self.brake.proceed();
-            match next.flatten() {
-                Some(piece) => at = piece.end,
-                None => return Ok(()),
-            }
+        while let Some(next) = self.copy_next(at)? {
+            at = next;
         }
+        Ok(())
+    }
+
+    /// The same for the first noted part from a position on. Returns its end; `None`: there is none.
+    fn copy_next(&self, from: u64) -> Result<Option<u64>, Unfinished> {
+        let brake = Arc::clone(self.brake);
+        let act = move |copier: &mut C| copier.next(brake.written(), from, CHUNK);
+        // Without the copier, the exchange has begun to copy the rest itself.
+        let next = self.acts.ask(act, self.bounded())?;
+        self.brake.proceed();
+        Ok(next.flatten().map(|piece| piece.end))
     }
 
     /// Orders the last act of the target, whose disk is drained: the rest becomes durable there, and `open`

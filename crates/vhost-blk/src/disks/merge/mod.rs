@@ -116,7 +116,7 @@ impl Disks {
         let plan = Arc::new(plan.map_err(refused)?);
         state.has_target(plan.image());
         // Tells errors before the copy; the file may change meanwhile.
-        self.config_of(&source, plan.args(), update_config).map_err(refused)?;
+        self.config_apart(&source, &what, plan.args(), update_config, go_on).map_err(refused)?;
         let lock = plan.lock(self, &source).map_err(refused)?;
         let marked = Marked::of(plan.backing());
         let kept = Arc::new(Kept { _lock: lock, owner });
@@ -206,7 +206,9 @@ impl<'a> Merging<'a> {
         copy.all(self.plan.capacity_bytes(), brake, Pace::new(Arc::clone(&wanted.bandwidth)))
             .and_then(|()| {
                 let end = Convergence { acts, brake, check: &check };
+                end.sync_old(self.disks, self.source)?;
                 end.converge()?;
+                end.sync_old(self.disks, self.source)?;
                 self.finish(&end, wanted.update_config)
             })
             .map_err(Unfinished::told)
@@ -218,12 +220,16 @@ impl<'a> Merging<'a> {
         end: &Convergence<'_, Copier>,
         update_config: bool,
     ) -> Result<Done<'a>, Unfinished> {
-        let refused = Unfinished::Refused;
         let (source, plan) = (self.source, self.plan);
-        source.check_writes().map_err(refused)?;
-        let act = format!("the end of the commit of the disk {}", self.source.name);
+        let act = format!("the end of the commit of the disk {}", source.name);
         let no_reload = end.no_reload(self.disks, &act)?;
-        let config = self.disks.config_of(source, plan.args(), update_config).map_err(refused)?;
+        let (disks, described) = (Arc::clone(self.disks), source.described());
+        let next = plan.args().clone();
+        let config = move || {
+            let config = disks.config_of(&described, &next, update_config);
+            config.map_err(Unfinished::Refused)
+        };
+        let config = end.meanwhile(self.disks, &source.name, Some(STUCK), config)?;
         let file = config.as_ref().map(|config| config.path().to_owned());
         let change = Change {
             name: source.name.clone(),

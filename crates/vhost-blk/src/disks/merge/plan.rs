@@ -2,7 +2,7 @@
 //! The checks of a merge before anything is changed. Errors are texts with cause and remedy.
 
 use crate::disks::Disks;
-use crate::disks::exchange::{Source, path_of};
+use crate::disks::exchange::{Source, check_writes, path_of};
 use crate::options::DiskArgs;
 use crate::values::{AllowBacking, Format, LockMode};
 use backend::Disk;
@@ -39,7 +39,7 @@ impl Plan {
         let image = source.image.qcow2.clone().ok_or(NO_BACKING)?;
         let backing = Arc::clone(image.backing().ok_or(NO_BACKING)?);
         source.check_config(update_config)?;
-        source.check_writes()?;
+        check_writes(&source.image.top)?;
         if image.info().read_only {
             return Err("the disk is read-only; start it without --read-only".to_owned());
         }

@@ -8,7 +8,7 @@ use super::target::Named;
 use super::worker::Worker;
 use crate::disk::{self, From, LockWait, Opened};
 use crate::disks::config_file::NewConfig;
-use crate::disks::converge::{Acts, Convergence, There, Unfinished};
+use crate::disks::converge::{Acts, Convergence, STUCK, There, Unfinished};
 use crate::disks::exchange::{New, Source, options, replacement, settled};
 use crate::disks::growth;
 use crate::disks::layers::Layers;
@@ -35,16 +35,20 @@ impl Worker {
             Ok(plan.check_name().and_then(|()| copier.check_path()))
         })?
         .map_err(refused)?;
-        self.source.check_writes().map_err(Unfinished::Ended)?;
+        end.sync_old(&self.disks, &self.source)?;
         end.converge()?;
-        // From the look at the configuration to the end: DRAIN_MAX, and DRAINED_MAX for each wait before the mark.
+        end.sync_old(&self.disks, &self.source)?;
+        // From the look at the configuration to the end: STUCK for that, DRAIN_MAX, and DRAINED_MAX for each wait before
+        // the mark.
         let act = format!("the end of the mirror of the disk {}", self.source.name);
         let no_reload = end.no_reload(&self.disks, &act)?;
         let source = self.source()?;
         source.check_config(update_config).map_err(refused)?;
-        let before = source.storage_path().map_err(refused)?;
         let args = self.plan.next(&source.args, self.plan.path());
-        let config = self.disks.config_of(&source, &args, update_config).map_err(refused)?;
+        let before = source.storage_path().map_err(refused)?;
+        let (disks, described, next) = (Arc::clone(&self.disks), source.described(), args.clone());
+        let prepare = move || disks.config_of(&described, &next, update_config).map_err(refused);
+        let config = end.meanwhile(&self.disks, &source.name, Some(STUCK), prepare)?;
         let config_path = config.as_ref().map(|config| config.path().to_owned());
         let is_marked = Arc::new(AtomicBool::new(false));
         let change = Change {

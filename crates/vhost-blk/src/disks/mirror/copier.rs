@@ -59,7 +59,10 @@ impl converge::Copier for Copier {
     /// A hole of the old storage is not trusted here: some file systems report one where data was written a
     /// moment ago.
     fn again(&mut self, range: Range<u64>) -> Result<(), CopyError> {
-        self.copy_piece(range, false)
+        for start in range.clone().step_by(converge::CHUNK as usize) {
+            self.copy_piece(start..range.end.min(start + converge::CHUNK), false)?;
+        }
+        Ok(())
     }
 
     fn sync(&mut self) -> Result<(), CopyError> {

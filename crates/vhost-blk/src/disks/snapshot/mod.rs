@@ -156,7 +156,7 @@ impl Disks {
 
     /// Makes the guest go on in the overlay.
     fn go_on_in_overlay(
-        &self,
+        self: &Arc<Self>,
         name: &str,
         wanted: &Wanted,
         (acts, job): (&Acts<Made>, &Job),
@@ -170,13 +170,14 @@ impl Disks {
         let (plan, needs) = made.map_err(Unfinished::told)?;
         let what = format!("{WHAT} {name}");
         let act = format!("a snapshot of the disk {name}");
-        // From the look at the configuration to the end: DRAIN_MAX, and DRAINED_MAX for each wait before the mark.
+        // From the look at the configuration to the end: STUCK for that, DRAIN_MAX, and DRAINED_MAX for each wait before
+        // the mark.
         let turn = self.turn(&what, act, &mut || go_on());
         let turn = turn.map_err(|failure| format!("{}; {}", failure.why, failure.remedy))?;
         let source = self.source(name, WHAT).map_err(|failure| failure.to_string())?;
         source.check_config(wanted.update_config)?;
         let args = plan.next(&source.args, needs);
-        let config = self.config_of(&source, &args, wanted.update_config)?;
+        let config = self.config_apart(&source, &what, &args, wanted.update_config, go_on)?;
         let path = config.as_ref().map(|config| config.path().to_owned());
         let change = Change {
             name: name.to_owned(),
