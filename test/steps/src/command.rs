@@ -76,20 +76,9 @@ pub fn run(
             .try_for_each(|line| lines.send(line))
     });
     let mut said = Vec::new();
-    let deadline = Instant::now() + limit;
-    let status = loop {
-        receive(&arrived, TICK, console, &mut said)?;
-        kit::interrupt::check()?;
-        if let Some(status) = group.leader.try_wait()? {
-            break Some(status);
-        }
-        if Instant::now() >= deadline {
-            break None;
-        }
-    };
-    group.end()?;
+    let end = group.wait(limit, || receive(&arrived, TICK, console, &mut said))?;
     receive(&arrived, REST_OF_OUTPUT, console, &mut said)?;
-    Ok((status.map_or(End::TimedOut, |status| End::Exit(status.code())), said))
+    Ok((end, said))
 }
 
 /// Starts `command` without input, with its output in `log`.
@@ -136,6 +125,37 @@ pub struct Group {
 }
 
 impl Group {
+    /// Waits for the end of the leader, for at most `limit`, and ends all others. `look` is called in between.
+    ///
+    /// # Errors
+    /// The run was interrupted, or the errors of `look`.
+    pub fn wait(&mut self, limit: Duration, mut look: impl FnMut() -> Result<()>) -> Result<End> {
+        let deadline = Instant::now() + limit;
+        let status = loop {
+            look()?;
+            kit::interrupt::check()?;
+            if let Some(status) = self.leader.try_wait()? {
+                break Some(status);
+            }
+            if Instant::now() >= deadline {
+                break None;
+            }
+        };
+        self.end()?;
+        Ok(status.map_or(End::TimedOut, |status| End::Exit(status.code())))
+    }
+
+    /// As [`Group::wait`], without a look.
+    ///
+    /// # Errors
+    /// The run was interrupted.
+    pub fn wait_idly(&mut self, limit: Duration) -> Result<End> {
+        self.wait(limit, || {
+            std::thread::sleep(TICK);
+            Ok(())
+        })
+    }
+
     /// Sends SIGTERM, and SIGKILL after [`GRACE`] or when the leader has ended.
     fn end(&mut self) -> Result<()> {
         if self.is_gone {

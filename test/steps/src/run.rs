@@ -34,6 +34,12 @@ pub enum Passed {
     Skipped,
 }
 
+/// A command that was started before its step ([`Run::start_early`]). It ends with the drop.
+pub struct Early {
+    group: Group,
+    log: PathBuf,
+}
+
 /// A run of all steps.
 pub struct Run {
     root: PathBuf,
@@ -45,8 +51,6 @@ pub struct Run {
     tally: Tally,
     took: Vec<(Duration, String)>,
     booted_again: Vec<String>,
-    /// Ended with the run.
-    idle: Vec<Group>,
     /// The time of the run is over, and counted as a failure.
     is_over: bool,
 }
@@ -75,7 +79,6 @@ impl Run {
             tally: Tally::default(),
             took: Vec::new(),
             booted_again: Vec::new(),
-            idle: Vec::new(),
             is_over: false,
         })
     }
@@ -85,9 +88,13 @@ impl Run {
     /// # Errors
     /// The run was interrupted, or its log cannot be written.
     pub fn step(&mut self, minutes: u64, name: &str, command: &[&str]) -> Result<Passed> {
-        let Some((end, said)) = self.execute(minutes, name, command)? else {
-            return Ok(Passed::No);
-        };
+        match self.execute(minutes, name, command)? {
+            Some((end, said)) => self.judge(minutes, name, end, &said),
+            None => Ok(Passed::No),
+        }
+    }
+
+    fn judge(&mut self, minutes: u64, name: &str, end: End, said: &[String]) -> Result<Passed> {
         let reasons =
             |prefix: &'static str| said.iter().filter_map(move |line| line.strip_prefix(prefix));
         let verdict = match (end, reasons(SKIP).next()) {
@@ -112,17 +119,31 @@ impl Run {
     }
 
     /// Starts the command of a later step beside the steps before it, with the CPU time that no other
-    /// process wants (SCHED_IDLE, sched(7)), and its output in a log of its own. The step waits for its
-    /// result, or makes it anew.
+    /// process wants (SCHED_IDLE, sched(7)), and its output in a log of its own.
     ///
     /// # Errors
     /// The command cannot be started, or the log cannot be written.
-    pub fn start_early(&mut self, log: &str, command: &[&str]) -> Result<()> {
+    pub fn start_early(&mut self, log: &str, command: &[&str]) -> Result<Early> {
         let log = self.logs.join(log);
         let file = File::create(&log).with_context(|| log.display().to_string())?;
         let mut idle = self.command(&[&["chrt", "--idle", "0"], command].concat());
-        self.idle.push(command::start(&mut idle, file)?);
-        Ok(())
+        Ok(Early { group: command::start(&mut idle, file)?, log })
+    }
+
+    /// The step of a command that was started early: waits for its end.
+    ///
+    /// # Errors
+    /// As [`Run::step`].
+    pub fn early_step(&mut self, minutes: u64, name: &str, early: Early) -> Result<Passed> {
+        let Early { mut group, log } = early;
+        let Some(limit) = self.begin(minutes, name)? else { return Ok(Passed::No) };
+        let began = Instant::now();
+        let end = group.wait_idly(limit)?;
+        self.took.push((began.elapsed(), name.to_owned()));
+        let output = std::fs::read(&log).with_context(|| log.display().to_string())?;
+        let said: Vec<_> = String::from_utf8_lossy(&output).lines().map(str::to_owned).collect();
+        said.iter().try_for_each(|line| self.console.say(line))?;
+        self.judge(minutes, name, end, &said)
     }
 
     /// The tests of cargo, each counted by itself.
@@ -231,6 +252,16 @@ impl Run {
         name: &str,
         command: &[&str],
     ) -> Result<Option<(End, Vec<String>)>> {
+        let Some(limit) = self.begin(minutes, name)? else { return Ok(None) };
+        let began = Instant::now();
+        let mut program = self.command(command);
+        let outcome = command::run(&mut program, limit, &mut self.console)?;
+        self.took.push((began.elapsed(), name.to_owned()));
+        Ok(Some(outcome))
+    }
+
+    /// Begins a step. Returns its limit; `None` if the run has no time left.
+    fn begin(&mut self, minutes: u64, name: &str) -> Result<Option<Duration>> {
         let left = self.deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
             if !std::mem::replace(&mut self.is_over, true) {
@@ -243,12 +274,7 @@ impl Run {
             return Ok(None);
         }
         self.console.say(&format!("\n== {name} (after {} s)", (self.time - left).as_secs()))?;
-        let began = Instant::now();
-        let limit = left.min(Duration::from_secs(minutes * 60));
-        let mut program = self.command(command);
-        let outcome = command::run(&mut program, limit, &mut self.console)?;
-        self.took.push((began.elapsed(), name.to_owned()));
-        Ok(Some(outcome))
+        Ok(Some(left.min(Duration::from_secs(minutes * 60))))
     }
 
     fn command(&self, command: &[&str]) -> Command {
@@ -348,10 +374,10 @@ mod tests {
     }
 
     #[test]
-    fn a_command_that_starts_early_gets_no_time_that_others_want_and_ends_with_the_run() {
+    fn a_command_that_starts_early_gets_no_time_that_others_want_and_ends_with_its_owner() {
         let mut rig = rig(Duration::from_secs(60));
         let script = "echo early $$ $CARGO_TERM_COLOR; exec sleep 600";
-        rig.run.start_early("early.log", &["sh", "-c", script]).unwrap();
+        let early = rig.run.start_early("early.log", &["sh", "-c", script]).unwrap();
         let log = rig.run.logs.join("early.log");
         let said = || std::fs::read_to_string(&log).unwrap();
         let is_there = || Ok(said().ends_with('\n'));
@@ -363,9 +389,29 @@ mod tests {
         // Field 41 of proc_pid_stat(5); 5 is SCHED_IDLE.
         let after_name = scheduling.rsplit_once(") ").unwrap().1;
         assert_eq!(after_name.split(' ').nth(41 - 3), Some("5"), "{scheduling}");
+        drop(early);
         let (_, output) = finish(rig);
         assert!(!output.contains("early"), "{output}");
         assert!(!Path::new(&format!("/proc/{pid}")).exists());
+    }
+
+    #[test]
+    fn the_step_of_an_early_command_has_its_output_and_its_verdict() {
+        let mut rig = rig(Duration::from_secs(60));
+        for (script, passed) in [
+            ("sleep 1; echo good", Passed::Yes),
+            ("echo bad; exit 7", Passed::No),
+            ("echo 'SKIP: no reason of the list'", Passed::No),
+        ] {
+            let early = rig.run.start_early("early.log", &["sh", "-c", script]).unwrap();
+            assert_eq!(rig.run.early_step(1, "early", early).unwrap(), passed, "{script}");
+        }
+        let hangs = rig.run.start_early("early.log", &["sleep", "600"]).unwrap();
+        assert_eq!(rig.run.early_step(0, "hangs", hangs).unwrap(), Passed::No);
+        let (good, output) = finish(rig);
+        assert!(!good && output.contains("good\n") && output.contains("bad\n"), "{output}");
+        assert!(output.contains("FAILED: hangs: it took more than 0 minutes"), "{output}");
+        assert!(output.ends_with("1 passed, 3 failed, 0 skipped\n"), "{output}");
     }
 
     #[test]
