@@ -74,8 +74,7 @@ pub fn run_all(run: &mut Run) -> Result<()> {
     run_lab(run, sid, debug_kernel)
 }
 
-/// Runs the cases in VMs. One VM leaves CPU time to commands that were started early: an emulated one with 6.12 needs
-/// one of two CPUs, and one with the debug kernel both for two thirds of the time.
+/// Runs the cases in VMs. One emulated VM leaves CPU time to commands that were started early.
 fn run_lab(run: &mut Run, sid: Passed, debug_kernel: Early) -> Result<()> {
     let mut build = vec!["cargo", "build", "--release"];
     build.extend(["-p", "vhost-blk", "-p", "lab", "-p", "cases", "-p", "bench"]);
