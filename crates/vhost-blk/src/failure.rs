@@ -73,6 +73,14 @@ impl Failure {
         Failure::run(what, why, remedy)
     }
 
+    /// The cause, with the remedy.
+    pub fn cause(&self) -> String {
+        match &*self.remedy {
+            "" => self.why.clone(),
+            remedy => format!("{}; {remedy}", self.why),
+        }
+    }
+
     /// The error of clap about the arguments of `command` from `source`, in one line.
     pub fn from_clap(source: &str, command: &str, error: &clap::Error) -> Self {
         let text = error.to_string();
@@ -121,9 +129,7 @@ impl Failure {
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Failure { what, why, remedy, .. } = self;
-        write!(f, "cannot {what}: {why}")?;
-        if remedy.is_empty() { Ok(()) } else { write!(f, "; {remedy}") }
+        write!(f, "cannot {}: {}", self.what, self.cause())
     }
 }
 

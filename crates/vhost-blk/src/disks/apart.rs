@@ -36,20 +36,17 @@ struct Working {
 }
 
 impl Working {
-    /// The work on a disk, if there is no other of this kind.
-    fn begin(
-        disks: &Arc<Disks>,
-        name: &str,
-        kind: Kind,
-        what: &str,
-    ) -> Result<Option<Working>, Failure> {
-        let sign = disks.wait_for_storage(name, what)?;
+    /// The work on a disk. `None`: there is other work of this kind, or an upgrade is in progress.
+    fn begin(disks: &Arc<Disks>, name: &str, kind: Kind) -> Result<Option<Working>, Failure> {
         let mut state = disks.lock();
         let control = Arc::clone(&state.entry(name)?.control);
-        if state.worked_on.iter().any(|(other, of)| *of == kind && Arc::ptr_eq(other, &control)) {
+        let is_same =
+            |(other, of): &(Arc<Control>, Kind)| *of == kind && Arc::ptr_eq(other, &control);
+        if state.is_held || state.worked_on.iter().any(is_same) {
             return Ok(None);
         }
         state.worked_on.push((Arc::clone(&control), kind));
+        let sign = state.storage_waits.begin(name);
         let (disks, name) = (Arc::clone(disks), name.to_owned());
         Ok(Some(Working { disks, name, control, kind, _sign: sign }))
     }
@@ -93,7 +90,7 @@ impl Disks {
                 false => Ok(warnings),
             }
         };
-        apart(&what, act, || match self.lock().is_left(&opening) {
+        apart(&what, LOOK, act, || match self.lock().is_left(&opening) {
             true => Err(removed_while_opening(&name)),
             false if !go_on() => {
                 let remedy = "check its storage; see vhost-blk ctl list";
@@ -114,33 +111,32 @@ impl Disks {
         go_on: impl Fn() -> bool,
     ) -> Result<T, Failure> {
         let (what, remedy) = (format!("look at the files of {name}"), "check its storage");
-        self.wait_for_upgrade();
         let looking = loop {
-            match Working::begin(self, name, Kind::Look, &what)? {
+            match Working::begin(self, name, Kind::Look)? {
                 Some(looking) => break looking,
                 None if go_on() => sleep(LOOK),
                 None => {
-                    let why = "an earlier look at them has not ended";
+                    let why = "an earlier look at them, or an upgrade, has not ended";
                     return Err(Failure::run(what, why, remedy));
                 }
             }
         };
         let act = move || look(&looking.disks, &looking.name);
-        apart(&what, act, || match go_on() {
+        apart(&what, LOOK, act, || match go_on() {
             true => Ok(LOOK),
             false => Err(Failure::run(&what, "the client has not waited for it", remedy)),
         })
     }
 
     /// Carries out the preparation of an exchange of the storage of a disk, for at most `limit`, if there is one. `turn` is
-    /// called meanwhile; it returns the wait for its next call. `what`: the command, for an error.
+    /// called meanwhile, first after `wait`; it returns the wait for its next call. `what`: the command, for an error.
     ///
     /// # Errors
     /// The errors of `act` and of `turn`, or [`Failure`] if a file system has not answered in time.
     pub(super) fn prepare_apart<T, E>(
         self: &Arc<Self>,
         (name, what): (&str, &str),
-        limit: Option<Duration>,
+        (limit, wait): (Option<Duration>, Duration),
         act: impl FnOnce() -> Result<T, E> + Send + 'static,
         mut turn: impl FnMut() -> Result<Duration, E>,
     ) -> Result<T, E>
@@ -160,23 +156,22 @@ impl Disks {
             }
         };
         let working = loop {
-            match Working::begin(self, name, Kind::Exchange, what)? {
+            match Working::begin(self, name, Kind::Exchange)? {
                 Some(working) => break working,
                 None => sleep(turn()?),
             }
         };
-        let act = move || {
-            let _working = working;
-            act()
-        };
-        apart(what, act, turn)
+        // A result that nobody takes is dropped before the work ends: it may have a file.
+        let act = move || act().map(|done| (done, working));
+        apart(what, wait, act, turn).map(|(done, _)| done)
     }
 }
 
-/// Carries out `act` on a thread of its own, and waits for it until `turn` fails, which returns the wait for its next
-/// call.
+/// Carries out `act` on a thread of its own, and waits for it until `turn` fails. The first call of `turn` is after
+/// `wait`, and each returns the wait for the next one.
 fn apart<T, E>(
     what: &str,
+    mut wait: Duration,
     act: impl FnOnce() -> Result<T, E> + Send + 'static,
     mut turn: impl FnMut() -> Result<Duration, E>,
 ) -> Result<T, E>
@@ -193,7 +188,6 @@ where
         .name("apart".into())
         .spawn(body)
         .map_err(|error| Failure::run(what, error, "raise the limit on threads (ulimit -u)"))?;
-    let mut wait = Duration::ZERO;
     loop {
         match receiver.recv_timeout(wait) {
             Ok(done) => return done,

@@ -113,9 +113,12 @@ impl Image {
 }
 
 impl Source {
-    /// The path of the image or block device without symbolic links. The file there is the open one.
-    pub(super) fn storage_path(&self) -> Result<PathBuf, String> {
-        real_path_of(self.args.blk_file.as_deref().unwrap_or(Path::new("")), &self.image.top)
+    /// Finds the path of the image or block device without symbolic links. The file there is the open one, which the
+    /// result does not keep open.
+    pub(super) fn storage_path(&self) -> impl FnOnce() -> Result<PathBuf, String> + Send + 'static {
+        let path = self.args.blk_file.clone().unwrap_or_default();
+        let identity = identity_of(self.image.top.found());
+        move || real_path_as(&path, identity)
     }
 
     /// The options of the disk.
@@ -209,13 +212,18 @@ pub(super) fn path_of(path: &Path, open: &backend::file::File) -> Result<PathBuf
 
 /// The real path of an open file or block device.
 pub(super) fn real_path_of(path: &Path, open: &backend::file::File) -> Result<PathBuf, String> {
+    real_path_as(path, identity_of(open.found()))
+}
+
+/// The real path of the file with this identity.
+fn real_path_as(path: &Path, identity: (u64, u64)) -> Result<PathBuf, String> {
     let shown = path.display();
     let failed = |error: io::Error| {
         format!("{shown}: {error}; make the image visible to the daemon at this path")
     };
     let real = fs::canonicalize(path).map_err(failed)?;
     let found = fs::metadata(&real).map_err(failed)?;
-    match open.opened_as().map_err(failed)?.identity == identity_of(&found) {
+    match identity == identity_of(&found) {
         true => Ok(real),
         false => Err(format!(
             "{shown} is another file than the open one by now; give the image its name back"
@@ -254,7 +262,7 @@ impl Disks {
         }
     }
 
-    /// The same on a thread of its own, as long as `go_on` says so. `what`: the command, for an error.
+    /// The same on a thread of its own, until `check` fails. `what`: the command, for an error.
     ///
     /// # Errors
     /// Cause and remedy.
@@ -264,19 +272,29 @@ impl Disks {
         what: &str,
         args: &DiskArgs,
         updates: bool,
-        go_on: impl Fn() -> bool,
+        check: impl Fn() -> Result<(), String>,
     ) -> Result<Option<NewConfig>, String> {
-        let (disks, described) = (Arc::clone(self), source.described());
-        let (args, of_thread) = (args.clone(), what.to_owned());
-        let act = move || {
-            let config = disks.config_of(&described, &args, updates);
-            config.map_err(|told| Failure::told(of_thread, told))
-        };
-        let config = self.prepare_apart((&source.name, what), Some(STUCK), act, || match go_on() {
-            true => Ok(LOOK),
-            false => Err(Failure::told(what, "the client has gone; repeat the command")),
-        });
-        config.map_err(|failure| format!("{}; {}", failure.why, failure.remedy))
+        let (disks, described, args) = (Arc::clone(self), source.described(), args.clone());
+        let act = move || disks.config_of(&described, &args, updates);
+        self.told_apart((&source.name, what), Some(STUCK), act, check)
+    }
+
+    /// As [`Disks::prepare_apart`] for a client, until `check` fails.
+    ///
+    /// # Errors
+    /// Cause and remedy.
+    pub(super) fn told_apart<T: Send + 'static>(
+        self: &Arc<Self>,
+        (name, what): (&str, &str),
+        limit: Option<Duration>,
+        act: impl FnOnce() -> Result<T, String> + Send + 'static,
+        check: impl Fn() -> Result<(), String>,
+    ) -> Result<T, String> {
+        let of_thread = what.to_owned();
+        let act = move || act().map_err(|told| Failure::told(of_thread, told));
+        let turn = || check().map(|()| LOOK).map_err(|told| Failure::told(what, told));
+        let done = self.prepare_apart((name, what), (limit, LOOK), act, turn);
+        done.map_err(|failure| failure.cause())
     }
 
     /// Makes the entry of a disk that of its new storage, and drops the old one. `next`: the options name that

@@ -66,6 +66,11 @@ impl Targets {
 pub(super) struct StorageWaits(Uses<String>);
 
 impl StorageWaits {
+    /// Notes that a thread waits for the storage of a disk, until the drop of the result.
+    pub(super) fn begin(&mut self, name: &str) -> Arc<()> {
+        self.0.begin(name.to_owned())
+    }
+
     /// One of these disks.
     pub(super) fn first(&self) -> Option<&str> {
         self.0.present().next().map(String::as_str)
@@ -90,7 +95,7 @@ impl Disks {
         let mut state = self.lock();
         state.check_free(what)?;
         state.entry(name)?;
-        Ok(state.storage_waits.0.begin(name.to_owned()))
+        Ok(state.storage_waits.begin(name))
     }
 
     /// Notes that this thread, or that with the result, uses a target for a disk. `what`: the command, for an

@@ -167,7 +167,7 @@ impl Unfinished {
 
 impl From<Failure> for Unfinished {
     fn from(failure: Failure) -> Self {
-        Unfinished::Refused(format!("{}; {}", failure.why, failure.remedy))
+        Unfinished::Refused(failure.cause())
     }
 }
 
@@ -281,7 +281,7 @@ impl<C: Copier> Convergence<'_, C> {
         act: impl FnOnce() -> Result<T, Unfinished> + Send + 'static,
     ) -> Result<T, Unfinished> {
         let mut at = 0;
-        disks.prepare_apart((name, PREPARE), limit, act, || {
+        disks.prepare_apart((name, PREPARE), (limit, Duration::ZERO), act, || {
             (self.check)()?;
             if !self.brake.is_on() {
                 return Ok(LOOK);
@@ -308,6 +308,9 @@ impl<C: Copier> Convergence<'_, C> {
         begin: impl FnOnce() -> Result<(), String> + Send + 'static,
         replace: impl FnOnce() -> Result<Replacement, String> + Send + 'static,
     ) -> Result<Duration, Unfinished> {
+        // Data that was copied in the waits before would delay the sync of the drained disk.
+        self.with(C::sync)?;
+        self.copy_rest()?;
         let has_begun = Arc::new(AtomicBool::new(false));
         let begun = Arc::clone(&has_begun);
         let order = control.replace_storage(Box::new(move |_: &Arc<dyn Disk>| {

@@ -112,11 +112,10 @@ impl Disks {
         // Neither a snapshot nor an upgrade comes in between from here on; the backing file may hang.
         drop(no_reload);
         let go_on = || go_on() && !state.is_cancelled();
-        let plan = Plan::of(&source, update_config, state.brake.written().capacity_bytes());
-        let plan = Arc::new(plan.map_err(refused)?);
+        let bytes = state.brake.written().capacity_bytes();
+        let plan =
+            self.plan_merge(&source, &what, bytes, update_config, &go_on).map_err(refused)?;
         state.has_target(plan.image());
-        // Tells errors before the copy; the file may change meanwhile.
-        self.config_apart(&source, &what, plan.args(), update_config, go_on).map_err(refused)?;
         let lock = plan.lock(self, &source).map_err(refused)?;
         let marked = Marked::of(plan.backing());
         let kept = Arc::new(Kept { _lock: lock, owner });
@@ -161,6 +160,23 @@ impl Disks {
             job.tell_end(&source.events);
         }
         done
+    }
+
+    /// Plans a merge. Tells errors before the copy; the configuration may change meanwhile.
+    fn plan_merge(
+        self: &Arc<Self>,
+        source: &Source,
+        what: &str,
+        capacity_bytes: u64,
+        update_config: bool,
+        go_on: &impl Fn() -> bool,
+    ) -> Result<Arc<Plan>, String> {
+        let of_plan = source.clone();
+        let plan = move || Plan::of(&of_plan, update_config, capacity_bytes).map(Arc::new);
+        let check = || if go_on() { Ok(()) } else { Err(CANCELLED.to_owned()) };
+        let plan = self.told_apart((&source.name, what), None, plan, check)?;
+        let config = self.config_apart(source, what, plan.args(), update_config, check);
+        config.map(|_| plan)
     }
 }
 

@@ -45,10 +45,14 @@ impl Worker {
         let source = self.source()?;
         source.check_config(update_config).map_err(refused)?;
         let args = self.plan.next(&source.args, self.plan.path());
-        let before = source.storage_path().map_err(refused)?;
+        let path = source.storage_path();
         let (disks, described, next) = (Arc::clone(&self.disks), source.described(), args.clone());
-        let prepare = move || disks.config_of(&described, &next, update_config).map_err(refused);
-        let config = end.meanwhile(&self.disks, &source.name, Some(STUCK), prepare)?;
+        let prepare = move || {
+            let before = path().map_err(refused)?;
+            let config = disks.config_of(&described, &next, update_config).map_err(refused)?;
+            Ok((before, config))
+        };
+        let (before, config) = end.meanwhile(&self.disks, &source.name, Some(STUCK), prepare)?;
         let config_path = config.as_ref().map(|config| config.path().to_owned());
         let is_marked = Arc::new(AtomicBool::new(false));
         let change = Change {

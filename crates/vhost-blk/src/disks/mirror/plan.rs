@@ -33,7 +33,7 @@ impl Plan {
         if let Some(refusal) = refusal(&source.args, info.read_only) {
             return Err(refusal.to_owned());
         }
-        source.storage_path()?;
+        source.storage_path()()?;
         let shown = wanted.target.display();
         let failed = |error: io::Error| format!("{shown}: {error}; check the path");
         let found = match fs::metadata(&wanted.target) {

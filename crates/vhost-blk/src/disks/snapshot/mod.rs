@@ -173,11 +173,12 @@ impl Disks {
         // From the look at the configuration to the end: STUCK for that, DRAIN_MAX, and DRAINED_MAX for each wait before
         // the mark.
         let turn = self.turn(&what, act, &mut || go_on());
-        let turn = turn.map_err(|failure| format!("{}; {}", failure.why, failure.remedy))?;
+        let turn = turn.map_err(|failure| failure.cause())?;
         let source = self.source(name, WHAT).map_err(|failure| failure.to_string())?;
         source.check_config(wanted.update_config)?;
         let args = plan.next(&source.args, needs);
-        let config = self.config_apart(&source, &what, &args, wanted.update_config, go_on)?;
+        let check = || check().map_err(Unfinished::told);
+        let config = self.config_apart(&source, &what, &args, wanted.update_config, check)?;
         let path = config.as_ref().map(|config| config.path().to_owned());
         let change = Change {
             name: name.to_owned(),
