@@ -40,7 +40,7 @@ const GUEST_PATH_LENGTHS: &[&str] = &[
     "--check",
 ];
 
-/// Builds the debug kernel.
+/// Builds the debug kernel, or waits for its builder.
 const DEBUG_KERNEL: &[&str] = &["scripts/kernel/debug.sh"];
 
 const FORMATTING: &str = "if cargo fmt --version >/dev/null 2>&1; then cargo fmt --all --check
@@ -90,7 +90,8 @@ fn run_lab(run: &mut Run, sid: Passed, debug_kernel: Early) -> Result<()> {
     run.lab_cases(20, "losses of power below a file system", "power", &power)?;
     let guest = ["--kernel", "6.12", "--set", "guest"];
     run.lab_cases(45, "guest driver", "guest", &guest)?;
-    let built = run.early_step(60, "set-up: debug kernel", debug_kernel)?;
+    let built = run.step(60, "set-up: debug kernel", DEBUG_KERNEL)?;
+    drop(debug_kernel);
     let lint = run.start_early("kernel-lint.log", &["scripts/kernel/lint.sh"])?;
     let dkms = run.start_early("dkms.log", &["scripts/kernel/dkms.sh"])?;
     let fuzz = run.start_early("fuzz-smoke.log", &["scripts/fuzz-smoke.sh"])?;
