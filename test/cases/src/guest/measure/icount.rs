@@ -32,6 +32,10 @@ const KEPT: Kept = Kept {
     title: "Path lengths",
     metric: INSTRUCTIONS,
 };
+/// Requests per measurement, and those for `--check`: 32 requests in lockstep have two lengths, in phases of some
+/// thousand requests.
+const REQUESTS: u64 = 10_000;
+const REQUESTS_TO_CHECK: u64 = 40_000;
 /// Percent by which a path may grow.
 const TOLERANCE: f64 = 3.0;
 
@@ -41,9 +45,9 @@ pub(crate) struct Args {
     /// Rounds; each measures every driver once at every point
     #[arg(long, default_value_t = 3)]
     rounds: u32,
-    /// Requests per measurement; fio's clock advances in steps of a million instructions
-    #[arg(long, default_value_t = 10_000)]
-    requests: u64,
+    /// Requests per measurement (10000; with --check 40000); fio's clock advances in steps of a million instructions
+    #[arg(long)]
+    requests: Option<u64>,
     /// Also write all results as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -67,9 +71,13 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
     let machine = Machine::open()?;
     let disk = plug(&machine)?;
-    let length = Length::Requests(args.requests);
+    let requests = args.requests.unwrap_or(match args.check {
+        true => REQUESTS_TO_CHECK,
+        false => REQUESTS,
+    });
+    let length = Length::Requests(requests);
     let direct = |rw: &str, depth| Load::direct(rw, 4096, depth, length);
-    let fixed = |operation, depth, batch| Load::fixed(operation, depth, batch, args.requests);
+    let fixed = |operation, depth, batch| Load::fixed(operation, depth, batch, requests);
     let batches = [
         fixed(Operation::Read, 32, 16),
         fixed(Operation::Read, 32, 32),
@@ -90,7 +98,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     ];
     let work: Vec<Work<'_>> = loads.into_iter().chain(batches).map(work_of).collect();
     let mut set = compare(&work, Mode::ALL, args.rounds, instructions)?;
-    floors(&work, args, &mut set)?;
+    floors(&work, (args.rounds, requests), &mut set)?;
     let method = "Everything from one request of 4 KiB to the next, fio included; QEMU's own work \
                   is not counted. Waiting counts too where the guest polls, and differs from run \
                   to run. `fixed`: a generator with registered file and buffers instead of fio; `no \
@@ -125,15 +133,15 @@ fn instructions(disk: &Disk<'_>, load: &Load, mode: Mode) -> Result<Figures> {
 }
 
 /// The instructions of the generator and of io_uring alone, for each load without fio.
-fn floors(work: &[Work<'_>], args: &Args, set: &mut Set) -> Result<()> {
+fn floors(work: &[Work<'_>], (rounds, requests): (u32, u64), set: &mut Set) -> Result<()> {
     let _driver = Driver::load(Mode::InTree, &[])?;
-    for _ in 0..args.rounds {
+    for _ in 0..rounds {
         for work in work {
             let (_, disk, load) = work;
             let Some(generator) = load.generator() else { continue };
             disk.wait_for_block()?;
             let nothing = Generator { operation: Operation::Nop, ..generator };
-            let run = nothing.run(&disk.path()?, args.requests)?;
+            let run = nothing.run(&disk.path()?, requests)?;
             let each = |count: f64| count / run.requests as f64;
             let instructions = each(run.elapsed.as_nanos() as f64);
             let figures = vec![(INSTRUCTIONS, instructions), (CALLS, each(run.calls as f64))];
