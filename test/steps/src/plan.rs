@@ -3,7 +3,7 @@
 
 use anyhow::Result;
 
-use crate::run::{Early, Passed, Run};
+use crate::run::{Passed, Run};
 
 /// A part of the set `guest`, one case of each kind: the emulated debug kernel is slow. `make lab`
 /// runs all of them on it.
@@ -71,16 +71,37 @@ pub fn run_all(run: &mut Run) -> Result<()> {
     run.add_to_path(&["target/debug/lab", "qemu-path"])?;
     let sid = run.step(30, "set-up: sid's kernel", &["sh", "-c", SID])?;
     run.cargo_tests(60)?;
-    run_lab(run, sid, debug_kernel)
-}
-
-/// Runs the cases in VMs. One emulated VM leaves CPU time to commands that were started early.
-fn run_lab(run: &mut Run, sid: Passed, debug_kernel: Early) -> Result<()> {
     let mut build = vec!["cargo", "build", "--release"];
     build.extend(["-p", "vhost-blk", "-p", "lab", "-p", "cases", "-p", "bench"]);
-    if run.step(45, "build for the VMs", &build)? == Passed::No {
-        return Ok(());
+    let has_programs = run.step(45, "build for the VMs", &build)? != Passed::No;
+    if has_programs {
+        run_plain_cases(run)?;
     }
+    let has_kernel =
+        has_programs && run.step(60, "set-up: debug kernel", DEBUG_KERNEL)? != Passed::No;
+    drop(debug_kernel);
+    // One emulated VM leaves CPU time to these.
+    let lint = run.start_early("kernel-lint.log", &["scripts/kernel/lint.sh"])?;
+    let dkms = run.start_early("dkms.log", &["scripts/kernel/dkms.sh"])?;
+    let fuzz = run.start_early("fuzz-smoke.log", &["scripts/fuzz-smoke.sh"])?;
+    if has_kernel {
+        let debug = ["--kernel", "debug", "--set", "gating"];
+        run.lab_cases(60, "kernel module: debug kernel", "gating-debug", &debug)?;
+        let debug = [&["--kernel", "debug"], GUEST_CASES_ON_DEBUG].concat();
+        run.lab_cases(45, "guest driver: debug kernel", "guest-debug", &debug)?;
+    }
+    if has_programs && sid == Passed::Yes {
+        let reload = ["--kernel", "sid", "module-reload"];
+        run.lab_cases(15, "kernel module: sid's kernel", "sid", &reload)?;
+    }
+    run.early_step(15, "kernel module: checkpatch, gcc, sparse", lint)?;
+    run.early_step(15, "kernel modules: as DKMS builds them", dkms)?;
+    run.early_step(15, "fuzz targets, a short run", fuzz)?;
+    Ok(())
+}
+
+/// Runs what needs no debug kernel in VMs: its build has the CPU time that they leave.
+fn run_plain_cases(run: &mut Run) -> Result<()> {
     run.step(15, "path lengths", PATH_LENGTHS)?;
     run.step(15, "path lengths of the guest driver", GUEST_PATH_LENGTHS)?;
     let plain = ["--kernel", "6.12", "--vms", "2", "--set", "plain,uring"];
@@ -89,24 +110,5 @@ fn run_lab(run: &mut Run, sid: Passed, debug_kernel: Early) -> Result<()> {
     let power = ["--kernel", "6.12", "power-loss-ext4", "power-loss-lies"];
     run.lab_cases(20, "losses of power below a file system", "power", &power)?;
     let guest = ["--kernel", "6.12", "--set", "guest"];
-    run.lab_cases(45, "guest driver", "guest", &guest)?;
-    let built = run.step(60, "set-up: debug kernel", DEBUG_KERNEL)?;
-    drop(debug_kernel);
-    let lint = run.start_early("kernel-lint.log", &["scripts/kernel/lint.sh"])?;
-    let dkms = run.start_early("dkms.log", &["scripts/kernel/dkms.sh"])?;
-    let fuzz = run.start_early("fuzz-smoke.log", &["scripts/fuzz-smoke.sh"])?;
-    if built != Passed::No {
-        let debug = ["--kernel", "debug", "--set", "gating"];
-        run.lab_cases(60, "kernel module: debug kernel", "gating-debug", &debug)?;
-        let debug = [&["--kernel", "debug"], GUEST_CASES_ON_DEBUG].concat();
-        run.lab_cases(45, "guest driver: debug kernel", "guest-debug", &debug)?;
-    }
-    if sid == Passed::Yes {
-        let reload = ["--kernel", "sid", "module-reload"];
-        run.lab_cases(15, "kernel module: sid's kernel", "sid", &reload)?;
-    }
-    run.early_step(15, "kernel module: checkpatch, gcc, sparse", lint)?;
-    run.early_step(15, "kernel modules: as DKMS builds them", dkms)?;
-    run.early_step(15, "fuzz targets, a short run", fuzz)?;
-    Ok(())
+    run.lab_cases(45, "guest driver", "guest", &guest)
 }
