@@ -2,7 +2,7 @@
 //! The use of the guard ([`crate::guard`]) by an image that is written.
 
 use crate::entry::{EXCLUSIVE, Entry};
-use crate::fields::{entries, u64_at};
+use crate::fields::entries;
 use crate::guard::{FileClusters, Guard};
 use crate::image::Image;
 use crate::mapped::Mapped;
@@ -107,9 +107,19 @@ impl Store {
     /// a zero cluster may have kept its place.
     fn names(&self, guard: &Guard, cluster: u64, place: u64) -> io::Result<bool> {
         let bits = guard.places().cluster_bits;
-        let Some((table, number)) = guard.places().l2_entry(cluster) else { return Ok(false) };
-        let entry = u64_at(&self.read(8, table + number * ENTRY_BYTES)?, 0);
-        Ok(Entry::of(entry, bits) == Entry::Cluster(place << bits))
+        let entries = self.l2_entries(guard, cluster..cluster + 1)?;
+        Ok(entries.iter().any(|entry| Entry::of(*entry, bits) == Entry::Cluster(place << bits)))
+    }
+
+    /// The L2 entries of clusters of the disk since the last commit: those of the first one's table, if it has one.
+    fn l2_entries(&self, guard: &Guard, clusters: Range<u64>) -> io::Result<Vec<u64>> {
+        let Some((table, number)) = guard.places().l2_entry(clusters.start) else {
+            return Ok(Vec::new());
+        };
+        let left = (1 << guard.places().cluster_bits) / ENTRY_BYTES - number;
+        let count = (clusters.end - clusters.start).min(left);
+        let found = self.read((count * ENTRY_BYTES) as usize, table + number * ENTRY_BYTES)?;
+        Ok(entries(&found).collect())
     }
 
     /// The end of the clusters of the disk that imago may allocate at once, from the first one on, and whether that
@@ -121,18 +131,13 @@ impl Store {
     pub(crate) fn allocates_to(&self, clusters: Range<u64>) -> io::Result<(u64, bool)> {
         let Some(guard) = self.guard() else { return Ok((clusters.end, false)) };
         let bits = guard.places().cluster_bits;
-        let Some((table, number)) = guard.places().l2_entry(clusters.start) else {
-            return Ok((clusters.end, false));
-        };
-        let left = (1 << bits) / ENTRY_BYTES - number; // imago allocates within one table
-        let count = (clusters.end - clusters.start).min(left);
-        let found = self.read((count * ENTRY_BYTES) as usize, table + number * ENTRY_BYTES)?;
-        let has_place = |entry: &u64| matches!(Entry::of(*entry, bits), Entry::Cluster(_));
-        let end = |count: u64| clusters.start + count;
-        Ok(match (0..).zip(entries(&found)).find(|(_, entry)| has_place(entry)) {
-            Some((0, entry)) => (end(1), entry & EXCLUSIVE == 0),
-            Some((before, _)) => (end(before), false),
-            None => (end(count), false),
+        let has_place = |entry: u64| matches!(Entry::of(entry, bits), Entry::Cluster(_));
+        // imago allocates within one table.
+        let entries = self.l2_entries(&guard, clusters.clone())?;
+        Ok(match clusters.clone().zip(entries).find(|(_, entry)| has_place(*entry)) {
+            Some((first, entry)) if first == clusters.start => (first + 1, entry & EXCLUSIVE == 0),
+            Some((other, _)) => (other, false),
+            None => (clusters.end, false),
         })
     }
 }

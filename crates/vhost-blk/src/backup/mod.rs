@@ -352,34 +352,32 @@ fn copy(
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_read_of_the_disk_that_hangs_ends_the_copy_and_frees_the_guest() {
+    /// Copies a disk whose storage hangs in a read. `is_wanted`: a write of the guest waits for it.
+    fn copy_of_hung(is_wanted: bool, goes_on: bool) -> Result<(), CopyError> {
         let clusters = Arc::new(Clusters::new(1 << 20).unwrap());
-        let reading = Reading::default();
+        let (reading, sign) = (Reading::default(), Arc::new(()));
         let (storage, answers) = channel::<()>();
         let of_work = reading.clone();
         let work: Work = Box::new(move || {
-            of_work.with(true, || answers.recv()).map_err(|_| CopyError::Cancelled)
+            let hung_up = |_| CopyError::Server(NbdError::HungUp);
+            of_work.with(is_wanted, || answers.recv()).map_err(hung_up)
         });
-        let sign = Arc::new(());
-        let copied = copy(&clusters, Arc::clone(&sign), work, &reading, &mut || true);
-        assert!(matches!(copied, Err(CopyError::StuckRead)), "{copied:?}");
+        let copied = copy(&clusters, Arc::clone(&sign), work, &reading, &mut || goes_on);
         assert!(clusters.has_ended());
         assert_eq!(Arc::strong_count(&sign), 2, "the thread still waits for the storage");
         drop(storage);
+        copied
+    }
+
+    #[test]
+    fn a_read_of_the_disk_that_hangs_ends_the_copy_and_frees_the_guest() {
+        let copied = copy_of_hung(true, true);
+        assert!(matches!(copied, Err(CopyError::StuckRead)), "{copied:?}");
     }
 
     #[test]
     fn a_cancel_waits_for_a_read_that_hangs_no_longer_than_a_write_of_the_guest() {
-        let clusters = Arc::new(Clusters::new(1 << 20).unwrap());
-        let reading = Reading::default();
-        let (storage, answers) = channel::<()>();
-        let of_work = reading.clone();
-        let work: Work = Box::new(move || {
-            of_work.with(false, || answers.recv()).map_err(|_| CopyError::Server(NbdError::HungUp))
-        });
-        let copied = copy(&clusters, Arc::new(()), work, &reading, &mut || false);
+        let copied = copy_of_hung(false, false);
         assert!(matches!(copied, Err(CopyError::Cancelled)), "{copied:?}");
-        drop(storage);
     }
 }

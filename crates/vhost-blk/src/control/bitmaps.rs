@@ -2,21 +2,13 @@
 //! The methods for bitmaps.
 
 use super::client::Client;
-use super::methods::only_disk;
 use super::protocol::{Call, CallError, text};
 use crate::clock;
 use crate::disks::{BitmapFacts, Disks};
 use serde_json::{Value, json};
-use std::sync::Arc;
 
-/// `Bitmaps`.
-pub(super) fn list(
-    disks: &Arc<Disks>,
-    client: &Client<'_>,
-    call: &mut Call,
-) -> Result<Value, CallError> {
-    let name = only_disk(disks, call)?;
-    let bitmaps = disks.look_for(&name, Disks::bitmaps, || client.is_connected())?;
+/// The answer of `Bitmaps`.
+pub(super) fn rows(bitmaps: &[BitmapFacts]) -> Value {
     let row = |bitmap: &BitmapFacts| {
         json!({
             "name": bitmap.name,
@@ -28,7 +20,7 @@ pub(super) fn list(
             "problem": bitmap.problem,
         })
     };
-    Ok(json!({"bitmaps": bitmaps.iter().map(row).collect::<Vec<_>>()}))
+    json!({"bitmaps": bitmaps.iter().map(row).collect::<Vec<_>>()})
 }
 
 /// `RemoveBitmap`.

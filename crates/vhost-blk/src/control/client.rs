@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The peer of a control connection.
 
+use super::methods::only_disk;
 use super::protocol::{Call, CallError};
 use crate::disks::Disks;
+use crate::failure::Failure;
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::geteuid;
 use std::cell::RefCell;
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// A connected client.
@@ -55,6 +58,20 @@ impl<'a> Client<'a> {
         let name = disks.resolve(wanted)?;
         self.means(&name);
         Ok(name)
+    }
+
+    /// Looks at the files of the disk of a call that has no other parameter.
+    ///
+    /// # Errors
+    /// [`CallError`] if a parameter is left, or there is no such disk; the errors of `look`.
+    pub(super) fn look<T: Send + 'static>(
+        &self,
+        disks: &Arc<Disks>,
+        call: &mut Call,
+        look: fn(&Disks, &str) -> Result<T, Failure>,
+    ) -> Result<T, CallError> {
+        let name = only_disk(disks, call)?;
+        Ok(disks.look_for(&name, look, || self.is_connected())?)
     }
 
     /// Returns whether the client still waits.

@@ -77,7 +77,7 @@ pub(super) fn carry_out(
             let rows = disks.statuses(LIST_MAX);
             json!({"disks": rows.iter().map(summary_value).collect::<Vec<_>>()})
         }
-        "Bitmaps" => bitmaps::list(disks, client, &mut call)?,
+        "Bitmaps" => bitmaps::rows(&client.look(disks, &mut call, Disks::bitmaps)?),
         "RemoveBitmap" => bitmaps::remove(disks, client, &mut call)?,
         "Jobs" => jobs::list(disks, &mut call)?,
         "CancelJob" => jobs::cancel(disks, client, &mut call)?,
@@ -94,7 +94,7 @@ pub(super) fn carry_out(
         "MirrorStatus" => mirror::status(disks, &mut call)?,
         "CompleteMirror" => mirror::complete(disks, client, &mut call)?,
         "Snapshot" => snapshot::take(disks, client, &mut call)?,
-        "Snapshots" => snapshot::list(disks, client, &mut call)?,
+        "Snapshots" => snapshot::rows(&client.look(disks, &mut call, Disks::chain)?),
         "SetLogLevel" => set_log_level(&mut call)?,
         "Version" => version::version(disks, &call)?,
         "Backup" => return backup::request(disks, client, &mut call).map(Done::Backup),

@@ -3,7 +3,6 @@
 
 use super::client::Client;
 use super::jobs::bandwidth;
-use super::methods::only_disk;
 use super::protocol::{Call, CallError, text};
 use crate::disks::snapshot::Wanted;
 use crate::disks::{Disks, merge};
@@ -35,14 +34,8 @@ pub(super) fn take(
     }))
 }
 
-/// `Snapshots`.
-pub(super) fn list(
-    disks: &Arc<Disks>,
-    client: &Client<'_>,
-    call: &mut Call,
-) -> Result<Value, CallError> {
-    let name = only_disk(disks, call)?;
-    let files = disks.look_for(&name, Disks::chain, || client.is_connected())?;
+/// The answer of `Snapshots`.
+pub(super) fn rows(files: &[FileFacts]) -> Value {
     let file = |file: &FileFacts| {
         json!({
             "path": file.path.display().to_string(),
@@ -51,7 +44,7 @@ pub(super) fn list(
             "disk_bytes": file.disk_bytes,
         })
     };
-    Ok(json!({"files": files.iter().map(file).collect::<Vec<_>>()}))
+    json!({"files": files.iter().map(file).collect::<Vec<_>>()})
 }
 
 /// `Commit`.

@@ -36,8 +36,24 @@ struct Working {
 }
 
 impl Working {
+    /// The work on a disk, after other work of this kind, or an upgrade. `turn` is called until then; it returns the wait
+    /// for its next call.
+    fn begin<E: From<Failure>>(
+        disks: &Arc<Disks>,
+        name: &str,
+        kind: Kind,
+        mut turn: impl FnMut() -> Result<Duration, E>,
+    ) -> Result<Working, E> {
+        loop {
+            match Working::try_begin(disks, name, kind)? {
+                Some(working) => return Ok(working),
+                None => sleep(turn()?),
+            }
+        }
+    }
+
     /// The work on a disk. `None`: there is other work of this kind, or an upgrade is in progress.
-    fn begin(disks: &Arc<Disks>, name: &str, kind: Kind) -> Result<Option<Working>, Failure> {
+    fn try_begin(disks: &Arc<Disks>, name: &str, kind: Kind) -> Result<Option<Working>, Failure> {
         let mut state = disks.lock();
         let control = Arc::clone(&state.entry(name)?.control);
         let is_same =
@@ -111,21 +127,14 @@ impl Disks {
         go_on: impl Fn() -> bool,
     ) -> Result<T, Failure> {
         let (what, remedy) = (format!("look at the files of {name}"), "check its storage");
-        let looking = loop {
-            match Working::begin(self, name, Kind::Look)? {
-                Some(looking) => break looking,
-                None if go_on() => sleep(LOOK),
-                None => {
-                    let why = "an earlier look at them, or an upgrade, has not ended";
-                    return Err(Failure::run(what, why, remedy));
-                }
-            }
-        };
-        let act = move || look(&looking.disks, &looking.name);
-        apart(&what, LOOK, act, || match go_on() {
+        let turn = |why: &str| match go_on() {
             true => Ok(LOOK),
-            false => Err(Failure::run(&what, "the client has not waited for it", remedy)),
-        })
+            false => Err(Failure::run(&what, why, remedy)),
+        };
+        let earlier = || turn("an earlier look at them, or an upgrade, has not ended");
+        let looking = Working::begin(self, name, Kind::Look, earlier)?;
+        let act = move || look(&looking.disks, &looking.name);
+        apart(&what, LOOK, act, || turn("the client has not waited for it"))
     }
 
     /// Carries out the preparation of an exchange of the storage of a disk, for at most `limit`, if there is one. `turn` is
@@ -155,12 +164,7 @@ impl Disks {
                 Err(Failure::run(what, why, "check it, and repeat the command").into())
             }
         };
-        let working = loop {
-            match Working::begin(self, name, Kind::Exchange)? {
-                Some(working) => break working,
-                None => sleep(turn()?),
-            }
-        };
+        let working = Working::begin(self, name, Kind::Exchange, &mut turn)?;
         // A result that nobody takes is dropped before the work ends: it may have a file.
         let act = move || act().map(|done| (done, working));
         apart(what, wait, act, turn).map(|(done, _)| done)

@@ -52,13 +52,6 @@ pub(super) struct Source {
     pub(super) layers: Arc<Layers>,
 }
 
-/// The options of a disk, without its open image.
-pub(super) struct Described {
-    name: String,
-    args: DiskArgs,
-    origin: Origin,
-}
-
 /// The storage after the exchange.
 pub(super) struct New {
     image: Image,
@@ -119,12 +112,6 @@ impl Source {
         let path = self.args.blk_file.clone().unwrap_or_default();
         let identity = identity_of(self.image.top.found());
         move || real_path_as(&path, identity)
-    }
-
-    /// The options of the disk.
-    pub(super) fn described(&self) -> Described {
-        let (name, args, origin) = (self.name.clone(), self.args.clone(), self.origin);
-        Described { name, args, origin }
     }
 
     /// Makes the disk note the parts that its guest changes, for a copy with this brake.
@@ -246,20 +233,22 @@ impl Disks {
         Ok(Source { name, args, origin, control, events, image, layers })
     }
 
-    /// The new configuration file of a disk, if it has one. Its file system may hang ([`Disks::prepare_apart`]).
+    /// Prepares the new configuration file of a disk, if it has one. Its file system may hang
+    /// ([`Disks::prepare_apart`]); the result does not keep the image open meanwhile.
     pub(super) fn config_of(
         &self,
-        disk: &Described,
-        args: &DiskArgs,
+        source: &Source,
+        next: &DiskArgs,
         updates: bool,
-    ) -> Result<Option<NewConfig>, String> {
-        match (&self.mode, disk.origin) {
+    ) -> impl FnOnce() -> Result<Option<NewConfig>, String> + Send + 'static {
+        let file = match (&self.mode, source.origin) {
             (Mode::Many(Some(directory)), Origin::Directory) if updates => {
-                let file = directory.join(format!("{}.toml", disk.name));
-                NewConfig::prepare(&file, &disk.args, args).map(Some)
+                Some(directory.join(format!("{}.toml", source.name)))
             }
-            _ => Ok(None),
-        }
+            _ => None,
+        };
+        let (present, next) = (source.args.clone(), next.clone());
+        move || file.map(|file| NewConfig::prepare(&file, &present, &next)).transpose()
     }
 
     /// The same on a thread of its own, until `check` fails. `what`: the command, for an error.
@@ -274,8 +263,7 @@ impl Disks {
         updates: bool,
         check: impl Fn() -> Result<(), String>,
     ) -> Result<Option<NewConfig>, String> {
-        let (disks, described, args) = (Arc::clone(self), source.described(), args.clone());
-        let act = move || disks.config_of(&described, &args, updates);
+        let act = self.config_of(source, args, updates);
         self.told_apart((&source.name, what), Some(STUCK), act, check)
     }
 

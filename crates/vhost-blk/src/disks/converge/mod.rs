@@ -292,9 +292,20 @@ impl<C: Copier> Convergence<'_, C> {
         })
     }
 
+    /// As [`Convergence::converge`], with the old storage synced before and after it.
+    pub(super) fn converge_synced(
+        &self,
+        disks: &Arc<Disks>,
+        source: &Source,
+    ) -> Result<(), Unfinished> {
+        self.sync_old(disks, source)?;
+        self.converge()?;
+        self.sync_old(disks, source)
+    }
+
     /// Makes the completed writes of the old storage durable, so that the drained disk has few, and learns of lost
     /// ones.
-    pub(super) fn sync_old(&self, disks: &Arc<Disks>, source: &Source) -> Result<(), Unfinished> {
+    fn sync_old(&self, disks: &Arc<Disks>, source: &Source) -> Result<(), Unfinished> {
         let top = Arc::clone(&source.image.top);
         let act = move || check_writes(&top).map_err(Unfinished::Ended);
         self.meanwhile(disks, &source.name, None, act)

@@ -222,9 +222,7 @@ impl<'a> Merging<'a> {
         copy.all(self.plan.capacity_bytes(), brake, Pace::new(Arc::clone(&wanted.bandwidth)))
             .and_then(|()| {
                 let end = Convergence { acts, brake, check: &check };
-                end.sync_old(self.disks, self.source)?;
-                end.converge()?;
-                end.sync_old(self.disks, self.source)?;
+                end.converge_synced(self.disks, self.source)?;
                 self.finish(&end, wanted.update_config)
             })
             .map_err(Unfinished::told)
@@ -239,12 +237,8 @@ impl<'a> Merging<'a> {
         let (source, plan) = (self.source, self.plan);
         let act = format!("the end of the commit of the disk {}", source.name);
         let no_reload = end.no_reload(self.disks, &act)?;
-        let (disks, described) = (Arc::clone(self.disks), source.described());
-        let next = plan.args().clone();
-        let config = move || {
-            let config = disks.config_of(&described, &next, update_config);
-            config.map_err(Unfinished::Refused)
-        };
+        let config = self.disks.config_of(source, plan.args(), update_config);
+        let config = move || config().map_err(Unfinished::Refused);
         let config = end.meanwhile(self.disks, &source.name, Some(STUCK), config)?;
         let file = config.as_ref().map(|config| config.path().to_owned());
         let change = Change {

@@ -35,9 +35,7 @@ impl Worker {
             Ok(plan.check_name().and_then(|()| copier.check_path()))
         })?
         .map_err(refused)?;
-        end.sync_old(&self.disks, &self.source)?;
-        end.converge()?;
-        end.sync_old(&self.disks, &self.source)?;
+        end.converge_synced(&self.disks, &self.source)?;
         // From the look at the configuration to the end: STUCK for that, DRAIN_MAX, and DRAINED_MAX for each wait before
         // the mark.
         let act = format!("the end of the mirror of the disk {}", self.source.name);
@@ -46,12 +44,8 @@ impl Worker {
         source.check_config(update_config).map_err(refused)?;
         let args = self.plan.next(&source.args, self.plan.path());
         let path = source.storage_path();
-        let (disks, described, next) = (Arc::clone(&self.disks), source.described(), args.clone());
-        let prepare = move || {
-            let before = path().map_err(refused)?;
-            let config = disks.config_of(&described, &next, update_config).map_err(refused)?;
-            Ok((before, config))
-        };
+        let config = self.disks.config_of(&source, &args, update_config);
+        let prepare = move || Ok((path().map_err(refused)?, config().map_err(refused)?));
         let (before, config) = end.meanwhile(&self.disks, &source.name, Some(STUCK), prepare)?;
         let config_path = config.as_ref().map(|config| config.path().to_owned());
         let is_marked = Arc::new(AtomicBool::new(false));
