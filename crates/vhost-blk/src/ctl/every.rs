@@ -89,8 +89,10 @@ pub(super) fn change<'a>(
                 let text = shown(&call, &reply, as_json);
                 told.push(if as_json { text } else { format!("{name}: {text}") });
             }
-            // One that is being opened may take requests soon.
-            Err(failure) if failure.sort == Sort::NoSuchDisk && row["state"] != "starting" => {}
+            // One that is being opened may take requests soon; one that has failed is tried again at any time.
+            Err(failure)
+                if failure.sort == Sort::NoSuchDisk
+                    && (row["state"] != "starting" || !row["start"]["failure"].is_null()) => {}
             Err(failure) => {
                 Failure { what: format!("{} {name}", call.what), ..failure }.tell(as_json);
                 failed.push((call.what, name));

@@ -33,9 +33,9 @@ impl Disks {
         let no_reload = self.try_turn("an upgrade".to_owned());
         let no_reload = no_reload.map_err(|holder| UpgradeError::Turn(holder.told()))?;
         let mut state = self.lock();
-        // Most such waits are short.
+        // Most waits for a storage, and most tries of a disk that fails, are short.
         let deadline = Instant::now() + STORAGE_PATIENCE;
-        while state.storage_waits.first().is_some() && Instant::now() < deadline {
+        while state.waits_for_storage() && Instant::now() < deadline {
             drop(state);
             thread::sleep(STORAGE_PATIENCE / 50);
             state = self.lock();
@@ -70,6 +70,11 @@ impl Disks {
 }
 
 impl State {
+    /// Returns whether a command or another try of a disk waits for its storage.
+    fn waits_for_storage(&self) -> bool {
+        self.storage_waits.first().is_some() || self.table.values().any(Slot::is_tried_again)
+    }
+
     fn to_pass_on(&self, mode: &Mode) -> Result<Vec<upgrade::Disk>, UpgradeError> {
         let disk = |(name, slot): (&String, &Slot)| {
             let name = name.clone();

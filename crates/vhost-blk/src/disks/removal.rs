@@ -139,7 +139,11 @@ impl Disks {
         match which {
             Which::Starting(opening) => {
                 state.leave_opening(name, opening);
-                Ok(self.wait_for_left(state, name, opening))
+                let removed = self.wait_for_left(state, name, opening);
+                if opening.has_failed_before() {
+                    self.events.tell(name, &Change::Removed);
+                }
+                Ok(removed)
             }
             Which::Failed => {
                 state.table.remove(name);

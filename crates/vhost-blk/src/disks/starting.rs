@@ -87,6 +87,11 @@ impl Opening {
     pub(super) fn origin(&self) -> Origin {
         self.origin
     }
+
+    /// Returns whether this is another try: subscribers know the failure of the first one.
+    pub(super) fn has_failed_before(&self) -> bool {
+        self.before.is_some()
+    }
 }
 
 impl Left {
@@ -155,6 +160,11 @@ impl Slot {
             Slot::Failed(_) => Origin::Directory,
             Slot::Served(entry) => entry.origin,
         }
+    }
+
+    /// Returns whether a disk that has failed is tried again.
+    pub(super) fn is_tried_again(&self) -> bool {
+        matches!(self, Slot::Starting(opening) if opening.has_failed_before())
     }
 
     pub(super) fn is_opening(&self, opening: &Arc<Opening>) -> bool {

@@ -137,6 +137,6 @@ fn a_disk_that_cannot_be_paused_is_named_and_keeps_no_other_back() {
 fn a_disk_that_was_not_started_is_left_out_of_a_pause() {
     let absent = "blk-file = '@/none.img'\nsocket-path = '@/bad.sock'\n";
     let rig = Rig::of_directory(&[("a", &file("a", "")), ("bad", absent)]);
-    assert_eq!(rig.row("bad")["state"], "failed");
+    rig.wait_for("bad", "failed");
     assert_eq!(rig.ok("pause --all"), "a: done\n");
 }

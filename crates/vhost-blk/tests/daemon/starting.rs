@@ -16,7 +16,7 @@ const HANGS: &str = "blk-file = '@/hangs.qcow2'\nformat = 'qcow2'\nsocket-path =
 
 /// Makes the image of that disk.
 fn image(place: &Place) -> Mount {
-    let mount = Mount::ext4(place.dir.path(), 64);
+    let mount = Mount::ext4(64);
     let image = mount.path("image");
     run(&["qemu-img", "create", "-qf", "qcow2", image.to_str().unwrap(), "1M"]);
     std::os::unix::fs::symlink(image, place.path("hangs.qcow2")).unwrap();
@@ -97,6 +97,27 @@ fn an_image_whose_opening_hangs_delays_neither_the_others_nor_the_control_nor_th
     rig.ok("upgrade");
 }
 
+/// Subscribers know its failure, so that they learn of its end, too.
+#[test]
+fn a_failed_disk_that_is_removed_while_another_try_hangs_is_told_as_removed() {
+    if may_not_mount() {
+        return;
+    }
+    let rig = Rig::of_directory(&[("hangs", &HANGS.replace("hangs.qcow2", "none.qcow2"))]);
+    rig.wait_for("hangs", "failed");
+    let mount = image(&rig.place);
+    let frozen = Frozen::of(&mount);
+    let mut events = rig.events();
+    rig.write_file("hangs", HANGS);
+    let hangs = |(name, state): &(String, String)| name == "opening" && state == "D";
+    rig.place.wait_until("the next try", || rig.daemon.threads().iter().any(hangs));
+    rig.ok("pause --all");
+    assert_eq!(rig.ok("remove hangs").split(':').next(), Some("given up"));
+    assert_eq!(events.next_event()["event"], "removed");
+    drop(frozen);
+    rig.place.wait_until("the end of the try", || rig.row("hangs").is_null());
+}
+
 /// More than the control socket has places for commands.
 const HANGING: usize = 26;
 
@@ -107,7 +128,7 @@ fn disks_that_are_added_on_dead_storage_keep_no_place_of_the_control_socket() {
     }
     let rig = Rig::new();
     rig.add("a", "");
-    let mount = Mount::ext4(rig.place.dir.path(), 64);
+    let mount = Mount::ext4(64);
     let image = |number: usize| mount.path(&format!("{number}.qcow2"));
     for number in 0..HANGING {
         run(&["qemu-img", "create", "-qf", "qcow2", image(number).to_str().unwrap(), "1M"]);
@@ -201,17 +222,18 @@ fn a_disk_that_fails_is_listed_with_its_error_and_served_as_soon_as_it_can_be() 
     rig.wait_for("late", "failed");
     rig.wait_for("wrong", "failed");
     rig.wait_for("a", "serving");
+    // It is tried again meanwhile: each look may find it `starting`.
     let failure = rig.row("late")["start"]["failure"].clone();
     assert_eq!(failure["what"], "open the disk");
     assert!(failure["why"].as_str().unwrap().contains("late.img"), "{failure}");
     assert!(rig.row("wrong")["start"]["failure"]["why"].as_str().unwrap().contains("line 1"));
-    assert_eq!(rig.json("status late")["state"], "failed");
+    rig.place.wait_until("the state", || rig.json("status late")["state"] == "failed");
     for (words, told) in [
         ("status late", "late.img"),
         ("list", "late: failed since "),
         ("top --once", "late   failed "),
     ] {
-        let text = match words.strip_prefix("top") {
+        let text = || match words.strip_prefix("top") {
             Some(rest) => {
                 let mut top = common::program();
                 top.args(["top", "--interval", "0.1", "--control-path"]).arg(rig.path("ctl"));
@@ -219,18 +241,22 @@ fn a_disk_that_fails_is_listed_with_its_error_and_served_as_soon_as_it_can_be() 
             }
             None => rig.ok(words),
         };
-        assert!(text.contains(told), "{words}: {text}");
+        rig.place.wait_until(words, || text().contains(told));
     }
-    let line = rig.refused("pause late", 1);
-    assert!(line.contains("it has failed to start: cannot open the disk"), "{line}");
-    let line = rig.refused("add late --backend null --size 1M --socket-path x.sock", 1);
-    assert!(
-        line.contains("the directory of configuration files has a disk of this name"),
-        "{line}"
-    );
-    let page = scrape(&rig.path("m"));
-    assert!(page.contains("vhost_blk_disk_failed{disk=\"late\"} 1"), "{page}");
-    assert!(page.contains("vhost_blk_disk_failed{disk=\"a\"} 0"), "{page}");
+    for (words, told) in [
+        ("pause late", "it has failed to start: cannot open the disk"),
+        (
+            "add late --backend null --size 1M --socket-path x.sock",
+            "the directory of configuration files has a disk of this name",
+        ),
+    ] {
+        rig.place.wait_until(words, || rig.refused(words, 1).contains(told));
+    }
+    rig.place.wait_until("the metrics", || {
+        let page = scrape(&rig.path("m"));
+        assert!(page.contains("vhost_blk_disk_failed{disk=\"a\"} 0"), "{page}");
+        page.contains("vhost_blk_disk_failed{disk=\"late\"} 1")
+    });
     let mut events = rig.events();
     std::fs::remove_file(rig.path("conf/wrong.toml")).unwrap();
     // No attempt sees an empty file.
