@@ -73,6 +73,14 @@ impl Rig {
         queues.iter().fold((0, 0), add)
     }
 
+    /// Waits until the halted disk keeps all requests that it has taken. A later failure would halt it again.
+    fn wait_for_kept(&self) {
+        wait_until("all that failed is kept", || {
+            let kept = self.kept();
+            kept > 0 && self.counts() == (kept, 0)
+        });
+    }
+
     /// Puts [`REQUESTS`] writes into each queue, all of which fail: by an event, when all have started.
     fn halt(&self, device: &mut Device, errno: i32) -> Sent {
         self.trouble.gather(u64::from(QUEUES) * REQUESTS);
@@ -145,10 +153,7 @@ fn a_halted_disk_keeps_what_failed_takes_nothing_and_goes_on_after_the_resume() 
                 nothing_is_returned(&mut device);
                 let told = rig.status();
                 assert!(told.health.halt.unwrap().reason.contains("write of 4096 bytes"));
-                wait_until("all that failed is kept", || {
-                    let counts = rig.counts();
-                    rig.kept() > 0 && counts == (rig.kept(), 0)
-                });
+                rig.wait_for_kept();
                 // New requests wait, too.
                 (0..2).for_each(|queue| sent.submit(&mut device, queue, REQUESTS));
                 nothing_is_returned(&mut device);
@@ -156,6 +161,7 @@ fn a_halted_disk_keeps_what_failed_takes_nothing_and_goes_on_after_the_resume() 
                 assert_eq!(rig.ask(Command::Resume), Answer::Changed(true));
                 wait_until("it halts again", || rig.is_halted());
                 assert_eq!(rig.status().health.halts, 2);
+                rig.wait_for_kept();
                 nothing_is_returned(&mut device);
                 rig.trouble.set(0);
                 assert_eq!(rig.ask(Command::Resume), Answer::Changed(true));
@@ -175,9 +181,9 @@ fn the_count_of_requests_never_sinks_and_has_a_kept_one_once() {
             let mut device = rig.guest();
             let mut sent = Sent::default();
             rig.trouble.gather(2); // the write is in flight until another one starts
+            rig.trouble.set(EIO);
             sent.submit(&mut device, 0, 0);
             wait_until("it is in flight", || rig.counts() == (1, 0));
-            rig.trouble.set(EIO);
             rig.trouble.gather(0);
             wait_until("the disk halts", || rig.is_halted());
             let report = rig.status().queues[0].running.clone().unwrap();
@@ -292,6 +298,9 @@ fn pause_resize_switch_and_messages_in_any_order_lose_nothing() {
                 assert!(rig.is_halted() && rig.status().paused == paused, "seed {seed} {step}");
                 nothing_is_returned(&mut device);
             }
+            if !paused {
+                rig.wait_for_kept();
+            }
             rig.trouble.set(0);
             assert_eq!(rig.ask(Command::Resume), Answer::Changed(true));
             sent.succeed(&mut device);
@@ -307,6 +316,7 @@ fn a_halt_in_the_drain_of_a_pause_keeps_the_requests() {
         for inflight in [false, true] {
             let rig = Rig::new(ErrorPolicy::Stop, true, Options { inflight, ..options.clone() });
             let mut device = rig.guest();
+            rig.trouble.gather(REQUESTS);
             rig.trouble.set(EIO);
             let mut sent = Sent::default();
             (0..REQUESTS).for_each(|number| sent.submit(&mut device, 0, number));

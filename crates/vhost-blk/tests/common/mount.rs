@@ -42,24 +42,35 @@ impl Mount {
         Mount::new(&["-t", "ramfs", "none"])
     }
 
-    /// ext4 on an image of `mib` MiB in `directory`, on a loop device that goes with the mount.
-    pub(crate) fn ext4(directory: &Path, mib: u64) -> Mount {
+    /// ext4 of `mib` MiB on a loop device in memory: no sync of it waits for a disk.
+    pub(crate) fn ext4(mib: u64) -> Mount {
+        Mount::in_memory(&["mkfs.ext4", "-q", "-F"], mib)
+    }
+
+    /// ext4 in the same way, on an image in `directory`.
+    pub(crate) fn ext4_in(directory: &Path, mib: u64) -> Mount {
         Mount::on_loop(&["mkfs.ext4", "-q", "-F"], directory, mib)
     }
 
-    /// ext4 in the same way, with blocks of so many bytes.
-    pub(crate) fn ext4_with_blocks(directory: &Path, mib: u64, bytes: u32) -> Mount {
-        Mount::on_loop(&["mkfs.ext4", "-q", "-F", "-b", &bytes.to_string()], directory, mib)
+    /// ext4 in memory, with blocks of so many bytes.
+    pub(crate) fn ext4_with_blocks(mib: u64, bytes: u32) -> Mount {
+        Mount::in_memory(&["mkfs.ext4", "-q", "-F", "-b", &bytes.to_string()], mib)
     }
 
-    /// XFS in the same way; it needs 300 MiB.
-    pub(crate) fn xfs(directory: &Path, mib: u64) -> Mount {
-        Mount::on_loop(&["mkfs.xfs", "-q"], directory, mib)
+    /// XFS in memory; it needs 300 MiB.
+    pub(crate) fn xfs(mib: u64) -> Mount {
+        Mount::in_memory(&["mkfs.xfs", "-q"], mib)
     }
 
-    /// btrfs in the same way; it needs 110 MiB.
-    pub(crate) fn btrfs(directory: &Path, mib: u64) -> Mount {
-        Mount::on_loop(&["mkfs.btrfs", "-q"], directory, mib)
+    /// btrfs in memory; it needs 110 MiB.
+    pub(crate) fn btrfs(mib: u64) -> Mount {
+        Mount::in_memory(&["mkfs.btrfs", "-q"], mib)
+    }
+
+    /// The image has no name any more: the loop device alone keeps it.
+    fn in_memory(make: &[&str], mib: u64) -> Mount {
+        let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+        Mount::on_loop(make, directory.path(), mib)
     }
 
     fn on_loop(make: &[&str], directory: &Path, mib: u64) -> Mount {
