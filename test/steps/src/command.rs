@@ -215,7 +215,10 @@ mod tests {
 
     #[test]
     fn a_process_that_keeps_the_output_open_does_not_keep_the_run() {
-        let script = "setsid sleep 600 & echo $!; exit 0";
+        // The shell ends when the other process has a session of its own.
+        let script = "trap 'exit 0' USR1; \
+                      setsid sh -c 'echo $$; kill -USR1 $PPID; exec sleep 600' & \
+                      while :; do wait; done";
         let (end, said) = run_shell(script, Duration::from_secs(60));
         let killed = Command::new("kill").args(&said).status().unwrap();
         assert_eq!(end, End::Exit(Some(0)));
