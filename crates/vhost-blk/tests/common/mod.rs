@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each test program uses its part")]
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use serde_json::Value;
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::PermissionsExt;
@@ -22,6 +23,31 @@ pub(crate) fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     while !condition() {
         assert!(Instant::now() < deadline, "waited in vain: {what}");
         std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Reasons for which the daemon refuses an upgrade of a loaded disk, or a snapshot of it, while its storage is slow:
+/// a write to a new cluster waits for several syncs.
+pub(crate) const BUSY: [&str; 7] = [
+    "did not complete in 2 s",
+    "it does not answer; check its storage",
+    "cannot take over (no end in 10 s)",
+    "waits for the storage of the disk",
+    "a storage of the snapshot to it does not answer",
+    "did not complete in 10 s",
+    "the tables of the image are not durable",
+];
+
+/// The answer of `ctl --json`, which runs again as long as the daemon refuses the command because of slow storage.
+#[track_caller]
+pub(crate) fn done(mut ctl: impl FnMut() -> Output) -> Value {
+    loop {
+        let output = ctl();
+        let why = String::from_utf8_lossy(&output.stderr);
+        if output.status.success() {
+            return serde_json::from_slice(&output.stdout).unwrap();
+        }
+        assert!(BUSY.iter().any(|reason| why.contains(reason)), "{why}");
     }
 }
 
@@ -274,7 +300,7 @@ impl Daemon {
     /// only.
     #[track_caller]
     pub(crate) fn settled_descriptors(&self) -> Vec<String> {
-        let passing = ["control-client", "reload", "taker"];
+        let passing = ["apart", "control-client", "opening", "openings", "reload", "taker"];
         wait_until("these threads end", || {
             !self.threads().iter().any(|(name, _)| passing.contains(&name.as_str()))
         });

@@ -21,7 +21,7 @@ mod watched;
 #[path = "../daemon/watcher.rs"]
 mod watcher;
 
-use common::{pattern, wait_until};
+use common::{done, pattern, wait_until};
 use rig::Rig;
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ impl Rig {
     /// Upgrades to the same program. Returns the pause.
     #[track_caller]
     pub(crate) fn upgrade(&self) -> Duration {
-        let answer = self.json("upgrade");
+        let answer = done(|| self.ctl("--json upgrade"));
         assert_eq!(answer["version"], env!("CARGO_PKG_VERSION"));
         Duration::from_micros(answer["pause_us"].as_u64().expect("a pause"))
     }

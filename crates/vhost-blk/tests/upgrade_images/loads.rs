@@ -4,7 +4,7 @@
 use crate::load::under_load;
 use crate::mount::run;
 use crate::{
-    BUSY, QUEUES, Rig, add, add_raw, content, guest, image, text, upgrade, upgrade_under_load,
+    BUSY, QUEUES, Rig, add, add_raw, content, done, guest, image, text, upgrade, upgrade_under_load,
 };
 use std::fs;
 use std::path::PathBuf;
@@ -51,7 +51,8 @@ fn twenty_upgrades_between_snapshots_and_commits_lose_no_byte_and_no_descriptor(
                     2 => "commit a".to_owned(),
                     _ => "status a".to_owned(),
                 };
-                if let Some(told) = rig.json(&words)["options"].as_str() {
+                if let Some(told) = done(|| rig.ctl(&format!("--json {words}")))["options"].as_str()
+                {
                     options = told.to_owned();
                 }
             });
@@ -78,31 +79,28 @@ fn of_snapshots_and_upgrades_at_once_each_is_done_or_refused_with_a_reason() {
         let output = rig.ctl(words);
         let told = String::from_utf8_lossy(&output.stderr).into_owned();
         let is_done = output.status.success();
-        assert!(is_done || reasons.iter().any(|reason| told.contains(reason)), "{words}: {told}");
+        let mut known = BUSY.iter().chain(reasons);
+        assert!(is_done || known.any(|reason| told.contains(reason)), "{words}: {told}");
         is_done
     };
     // The new program does not know the connection of another client.
     const HELD: &str = "an upgrade is in progress";
-    let gone = ["ended without an answer", "reset by peer", "Broken pipe", BUSY[3], HELD];
+    let gone = ["ended without an answer", "reset by peer", "Broken pipe", HELD];
     let (_, session) = under_load(device, QUEUES.into(), |loaded| {
         loaded.wait_for_progress(10);
         let (snapshots, upgrades) = std::thread::scope(|scope| {
             let snapshots = scope.spawn(|| {
                 (0..12).filter(|n| done_or_refused(&format!("snapshot a --to {n}"), &gone)).count()
             });
-            let reasons = [
-                BUSY[0],
-                BUSY[1],
-                BUSY[2],
-                "; wait for the end of that",
-                "waits for the storage of the disk",
-            ];
-            let upgrades = (0..UPGRADES).filter(|_| done_or_refused("upgrade", &reasons));
-            let upgrades = upgrades.count();
+            let held = ["; wait for the end of that"];
+            let upgrades = (0..UPGRADES).filter(|_| done_or_refused("upgrade", &held)).count();
             (snapshots.join().unwrap(), upgrades)
         });
         println!("{snapshots} snapshots, {upgrades} upgrades");
-        assert!(upgrades > 0);
+        if upgrades == 0 {
+            // Each of them met a snapshot.
+            upgrade_under_load(&rig, 1, |_| loaded.wait_for_progress(10));
+        }
     });
     drop(session);
     let files = rig.json("snapshots a");
