@@ -126,7 +126,7 @@ fn snapshots_and_commits_tell_their_begin_and_end() {
     expect(&rig, &mut raw, "snapshot_begun", "b.qcow2");
     expect(&rig, &mut raw, "snapshot_completed", "b.qcow2");
     fill(&mut guest, 2);
-    let client = begin(&rig, "commit a --bandwidth 2M");
+    let client = begin(&rig, "commit a --bandwidth 1K");
     expect(&rig, &mut raw, "commit_begun", "a.img");
     let job = wait_for_job(&rig, "commit");
     assert_eq!((&job["total_bytes"], &job["state"]), (&json!(BYTES), &json!("copying")));

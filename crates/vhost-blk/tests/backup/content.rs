@@ -206,6 +206,8 @@ fn the_command_waits_for_a_slow_copy() {
     let place = Place::new();
     File::options().write(true).open(&place.image).unwrap().set_len(192 << 10).unwrap();
     let content = fill(&place.image);
+    // The daemon syncs the image before its first reply.
+    File::open(&place.image).unwrap().sync_all().unwrap();
     let (control, target) = (place.path("other.ctl"), place.path("copy"));
     let _daemon = serve(&place, &place.image, &control);
     // 64 KiB in 1.6 s.

@@ -216,12 +216,13 @@ fn a_copy_in_an_export_that_is_not_what_was_written_fails_its_verification() {
     }
     for order in [json!({"incremental": "b"}), json!({"bitmap": "b"})] {
         let mut order = order;
-        (order["verify"], order["bandwidth"]) = (true.into(), (4 * MIB).into());
+        (order["verify"], order["bandwidth"]) = (true.into(), SLOW.into());
         std::fs::write(&image, vec![0; BYTES]).unwrap();
         let mut client = Client::start(&served.control, Path::new(&server.address), order);
         wait_until("a cluster is there", || std::fs::read(&image).unwrap()[..512] == [2; 512]);
         let file = std::fs::File::options().write(true).open(&image).unwrap();
         file.write_all_at(&[3], 5).unwrap();
+        ok(&served, &["jobs", "--bandwidth", "off"]);
         let reply = client.finish();
         let why = reply["parameters"]["why"].to_string();
         assert!(why.contains("another content than was written"), "{reply}");

@@ -411,7 +411,7 @@ fn a_copy_that_is_not_what_was_written_fails_its_verification() {
     }
     for order in [json!({"bitmap": "b"}), json!({"incremental": "b"})] {
         let mut order = order;
-        (order["verify"], order["bandwidth"]) = (true.into(), (4 * MIB).into());
+        (order["verify"], order["bandwidth"]) = (true.into(), SLOW.into());
         let mut client = Client::start(&served.control, &served.place.path("bad"), order);
         let part = served.place.path(&parts(&served.place)[0]);
         let mut at = None;
@@ -422,6 +422,7 @@ fn a_copy_that_is_not_what_was_written_fails_its_verification() {
         });
         let file = std::fs::File::options().write(true).open(&part).unwrap();
         file.write_all_at(&[3], at.unwrap() as u64 * PART).unwrap();
+        ok(&served, &["jobs", "--bandwidth", "off"]);
         let reply = client.finish();
         let why = reply["parameters"]["why"].as_str().unwrap_or_default();
         assert!(why.contains("another content than was written"), "{reply}");

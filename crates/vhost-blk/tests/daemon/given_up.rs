@@ -59,7 +59,7 @@ fn a_disk_whose_storage_hangs_leaves_its_name_by_force_and_goes_when_the_storage
     let metrics = tempfile::tempdir().unwrap();
     let page = metrics.path().join("m");
     let rig = Rig::with(&["--metrics", &format!("unix:{}", page.display())]);
-    let mount = Mount::ext4(rig.place.dir.path(), 64);
+    let mount = Mount::ext4(64);
     let (_guest, frozen) = hung(&rig, &mount);
     let mut told = rig.events();
     let removed = rig.ok("remove a --force");
@@ -78,6 +78,14 @@ fn a_disk_whose_storage_hangs_leaves_its_name_by_force_and_goes_when_the_storage
     rig.guest("a").write(0, &[2; 512]).unwrap();
     let both = ["serving", "given_up"].map(|state| ("a".to_owned(), state.to_owned()));
     assert_eq!(states(&rig), both);
+    let mut until = |last: &str| {
+        let mut names: Vec<String> = Vec::new();
+        while names.last().is_none_or(|name| name != last) {
+            names.push(told.next_event()["event"].as_str().unwrap().to_owned());
+        }
+        names
+    };
+    assert_eq!(until("disconnected"), ["given_up", "added", "connected", "disconnected"]);
     drop(frozen);
     wait_for_release(&rig);
     let content = std::fs::read(mount.path("image")).unwrap();
@@ -86,11 +94,7 @@ fn a_disk_whose_storage_hangs_leaves_its_name_by_force_and_goes_when_the_storage
     assert_eq!(rig.names(), ["a", "b"]);
     assert!(scrape(&page).contains("\nvhost_blk_given_up_disks 0\n"));
     rig.ok("upgrade");
-    let mut names = Vec::new();
-    while names.last() != Some(&"released".to_owned()) {
-        names.push(told.next_event()["event"].as_str().unwrap().to_owned());
-    }
-    assert_eq!(names, ["given_up", "added", "connected", "disconnected", "released"]);
+    assert_eq!(until("released"), ["released"]);
 }
 
 #[test]
@@ -99,7 +103,7 @@ fn a_removal_ends_the_connection_those_that_wait_and_the_socket_before_the_stora
         return;
     }
     let rig = Rig::new();
-    let mount = Mount::ext4(rig.place.dir.path(), 64);
+    let mount = Mount::ext4(64);
     let (_guest, frozen) = hung(&rig, &mount);
     let mut waiting = UnixStream::connect(rig.path("a.sock")).unwrap();
     let line = rig.refused("--timeout 1 remove a", 3);
@@ -132,7 +136,7 @@ fn requests_of_a_disk_that_was_given_up_are_not_carried_out_again_before_their_e
         return;
     }
     let rig = Rig::new();
-    let mount = Mount::ext4(rig.place.dir.path(), 64);
+    let mount = Mount::ext4(64);
     let (mut guest, frozen) = hung(&rig, &mount);
     rig.ok("remove a --force");
     rig.add("a", "");
@@ -154,7 +158,7 @@ fn the_daemon_ends_before_the_storage_of_a_disk_that_was_given_up_answers() {
         return;
     }
     let mut rig = Rig::new();
-    let mount = Mount::ext4(rig.place.dir.path(), 64);
+    let mount = Mount::ext4(64);
     let (_guest, frozen) = hung(&rig, &mount);
     rig.ok("remove a --force");
     rig.daemon.signal(libc::SIGTERM);

@@ -69,13 +69,15 @@ fn a_slow_disk_shows_in_the_storage_and_a_fast_one_in_nothing() {
 fn a_wait_for_a_limit_is_a_stage() {
     let rig = Rig::new();
     rig.add("a", "");
-    // The burst lets two requests through; the next ones wait for 50 ms each.
+    // The burst lets two requests through; each of the next ones waits 50 ms longer.
     rig.ok("limit a --iops 20 --burst-seconds 0.1");
     let mut raw = traced(&rig, r#""name":"a","slower_than_us":20000"#);
     let mut guest = rig.guest("a");
+    let layout = guest.layout();
     for sector in 0..8 {
-        guest.write(sector, &[1; 512]).unwrap();
+        guest.queue(0).submit(&Request::write(sector, &[1; 512]), &layout).unwrap();
     }
+    (0..8).for_each(|_| drop(guest.queue(0).collect().unwrap()));
     // The storage may be slow, too.
     let waited = |request: &Value| us(request, "limit") >= 20_000;
     std::iter::repeat_with(|| next(&mut raw)).find(waited).unwrap();

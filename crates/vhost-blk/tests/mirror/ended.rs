@@ -6,7 +6,7 @@ use crate::mount::{Mount, may_not_mount};
 use crate::rig::Rig;
 use crate::{
     BYTES, add, add_raw, begin, content, error_of, fill, guest, image, in_old_storage, mirror,
-    moved_to, parts, text, wait_until,
+    moved_to, parts, target_threads, text, wait_until,
 };
 use driver::{Device, Request};
 use serde_json::Value;
@@ -57,6 +57,7 @@ fn a_cancel_at_any_moment_leaves_the_guest_in_its_storage_or_in_the_new_one() {
         // The client may have begun a mirror after the cancel.
         rig.ok("mirror a --cancel");
         assert!(mirror(&rig).is_null());
+        wait_until("the end of the thread of the target", || target_threads(&rig) == 0);
         moments.learn(has_moved);
         if has_moved {
             move_back(&rig);
@@ -178,10 +179,10 @@ fn a_full_target_ends_the_mirror_and_no_request_of_the_guest() {
 #[test]
 fn an_error_of_the_old_storage_ends_the_mirror() {
     let (rig, mut device) = with_disk("");
-    // 16 MiB at this rate take a few seconds, so that the cut comes first.
-    rig.ok("mirror a --to b --bandwidth 4M");
+    rig.ok("mirror a --to b --bandwidth 64K");
     let image = File::options().write(true).open(rig.path("a.img")).unwrap();
     image.set_len(BYTES - 4096).unwrap();
+    rig.ok("jobs a --bandwidth off");
     wait_until("the end of the mirror", || mirror(&rig).is_null());
     let ended = rig.json("mirror a")["ended"].as_str().unwrap().to_owned();
     assert!(
@@ -225,19 +226,31 @@ const ROUNDS: u64 = 12;
 /// or it is complete.
 #[test]
 fn completions_that_are_withdrawn_at_any_moment_lose_no_part() {
-    let (rig, mut device) = with_disk("");
-    // The daemon looks at the client every 50 ms: a completion takes longer on any storage.
+    // The drain waits for a flush, longer than the daemon waits between its looks at the client.
+    let (rig, mut device) = with_disk("--wrap delay:us=200000,ops=flush");
+    let layout = device.layout();
+    let flush = |device: &mut Device| device.queue(1).submit(&Request::flush(), &layout).unwrap();
+    let flushed = |device: &mut Device| {
+        assert_eq!(device.queue(1).collect().unwrap().1.status, Some(0));
+    };
     let start =
         |to: &str| rig.ok(&format!("mirror a --to {to} --format qcow2 --bandwidth 64M --wait"));
     start("first");
     fill(&mut device, 1);
-    let mut moments = Moments::of(|| drop(rig.ok("mirror a --complete")));
+    let mut moments = Moments::of(|| {
+        flush(&mut device);
+        rig.ok("mirror a --complete");
+    });
+    flushed(&mut device);
     fs::remove_file(rig.path("a.img")).unwrap();
     let mut name = "first".to_owned();
     for round in 0..ROUNDS {
         start(&round.to_string());
-        for attempt in 0..4 {
-            fill(&mut device, (round * 4 + attempt) as u8);
+        let mut attempts = 0;
+        while attempts < 4 && !mirror(&rig).is_null() {
+            attempts += 1;
+            fill(&mut device, (round * 4 + attempts) as u8);
+            flush(&mut device);
             let mut client = rig.connect();
             client.send(r#"{"method":"io.vhostblk.CompleteMirror","parameters":{"name":"a"}}"#);
             moments.wait();
@@ -258,8 +271,9 @@ fn completions_that_are_withdrawn_at_any_moment_lose_no_part() {
         });
         let path = rig.json("snapshots a")[0]["path"].as_str().unwrap().to_owned();
         assert_eq!(path, text(&rig.path(&round.to_string())));
-        let byte = (round * 4 + 3) as u8;
+        let byte = (round * 4 + attempts) as u8;
         assert!(content(&mut device).iter().all(|found| *found == byte), "round {round}");
+        (0..attempts).for_each(|_| flushed(&mut device));
         fs::remove_file(rig.path(&name)).unwrap();
         name = round.to_string();
         moments.learn(!is_withdrawn);

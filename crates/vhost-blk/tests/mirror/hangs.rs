@@ -6,7 +6,7 @@ use crate::mount::{Frozen, Mount, may_not_mount};
 use crate::rig::Rig;
 use crate::{
     add, add_raw, begin, content, error_of, fill, guest, image, in_old_storage, mirror, parts_in,
-    text, wait_until,
+    target_threads, text, wait_until,
 };
 use std::fs;
 use std::path::PathBuf;
@@ -20,8 +20,8 @@ struct Target {
 }
 
 impl Target {
-    fn of(rig: &Rig) -> Target {
-        Target { mount: Mount::ext4(rig.place.dir.path(), 64) }
+    fn new() -> Target {
+        Target { mount: Mount::ext4(64) }
     }
 
     fn path(&self) -> PathBuf {
@@ -35,14 +35,6 @@ impl Target {
         assert_eq!(parts_in(self.mount.place.path()), [""; 0]);
         assert!(!self.path().exists());
     }
-}
-
-/// Threads of the daemon that work on a target.
-fn target_threads(rig: &Rig) -> usize {
-    let tasks = fs::read_dir(format!("/proc/{}/task", rig.daemon.id())).unwrap();
-    let names = tasks.map(|task| fs::read_to_string(task.unwrap().path().join("comm")));
-    // A thread may end meanwhile.
-    names.flatten().filter(|name| name == "mirror-target\n").count()
 }
 
 /// Returns whether the daemon has a file of its place open.
@@ -69,7 +61,7 @@ fn a_target_that_hangs_holds_neither_the_guest_nor_a_cancel_nor_the_disk() {
         return;
     }
     let (rig, mut device) = with_disk("");
-    let target = Target::of(&rig);
+    let target = Target::new();
     let to = text(&target.path()).to_owned();
     rig.ok(&format!("mirror a --to {to} --wait"));
     let frozen = Frozen::of(&target.mount);
@@ -105,7 +97,7 @@ fn a_target_that_hangs_while_the_disk_is_drained_fails_the_mirror_and_the_guest_
     }
     for format in ["raw", "qcow2"] {
         let (rig, mut device) = with_disk("");
-        let target = Target::of(&rig);
+        let target = Target::new();
         let to = text(&target.path()).to_owned();
         rig.ok(&format!("mirror a --to {to} --format {format} --wait"));
         let frozen = Frozen::of(&target.mount);
@@ -137,10 +129,10 @@ fn a_completion_is_refused_in_time_while_the_copy_hangs_and_can_be_repeated() {
     add_raw(&rig);
     let mut device = guest(&rig, "a");
     device.write(0, &vec![1; PIECE as usize]).unwrap();
-    let target = Target::of(&rig);
+    let target = Target::new();
     let to = text(&target.path()).to_owned();
-    // After the only piece with data, the first copy waits for the bandwidth for 8 s.
-    rig.ok(&format!("mirror a --to {to} --bandwidth 8K"));
+    // After the only piece with data, the first copy waits for the bandwidth.
+    rig.ok(&format!("mirror a --to {to} --bandwidth 1K"));
     wait_until("the copy of the data", || mirror(&rig)["copied_bytes"] == PIECE);
     let call = r#"{"method":"io.vhostblk.CompleteMirror","parameters":{"name":"a"}}"#;
     let mut client = rig.connect();
@@ -148,6 +140,7 @@ fn a_completion_is_refused_in_time_while_the_copy_hangs_and_can_be_repeated() {
     let frozen = Frozen::of(&target.mount);
     device.write(0, &[2; 512]).unwrap();
     assert_eq!(mirror(&rig)["state"], "copying");
+    rig.ok("jobs a --bandwidth off");
     wait_until("the completion", || mirror(&rig)["state"] == "completing");
     for is_repeated in [true, false] {
         let told = client.receive().to_string();
@@ -177,7 +170,7 @@ fn a_target_that_hangs_delays_no_reload_and_no_other_disk() {
     rig.ok("reload");
     add(&rig, "o", "--blk-file o.img");
     let mut device = guest(&rig, "a");
-    let target = Target::of(&rig);
+    let target = Target::new();
     let to = text(&target.path()).to_owned();
     let frozen = Frozen::of(&target.mount);
     let client = begin(&rig, &format!("mirror a --to {to}"));
@@ -213,7 +206,7 @@ fn a_target_that_hangs_while_it_is_opened_has_one_thread_and_not_the_image() {
         return;
     }
     let (rig, mut device) = with_disk("");
-    let target = Target::of(&rig);
+    let target = Target::new();
     let words = format!("mirror a --to {}", text(&target.path()));
     let frozen = Frozen::of(&target.mount);
     let client = begin(&rig, &words);
@@ -244,7 +237,7 @@ fn a_target_that_hangs_does_not_delay_the_end_of_the_daemon() {
     image(&rig, "a.img", "raw");
     add(&rig, "a", "--blk-file a.img --wrap delay:us=20000000,ops=write");
     let mut device = guest(&rig, "a");
-    let target = Target::of(&rig);
+    let target = Target::new();
     rig.ok(&format!("mirror a --to {} --wait", text(&target.path())));
     let layout = device.layout();
     device.queue(0).submit(&driver::Request::write(0, &[1; 512]), &layout).unwrap();
@@ -268,7 +261,7 @@ fn a_directory_of_configurations_that_hangs_holds_neither_the_guest_nor_other_di
     image(&rig, "o.img", "raw");
     rig.ok("stop");
     rig.daemon.wait();
-    let mount = Mount::ext4(rig.place.dir.path(), 64);
+    let mount = Mount::ext4(64);
     let place = rig.place.dir.path().display();
     let file = format!("blk-file = '{place}/a.img'\nsocket-path = '{place}/a.sock'\n");
     fs::write(mount.path("a.toml"), format!("{file}num-queues = 2\n")).unwrap();

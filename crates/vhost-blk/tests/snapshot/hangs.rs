@@ -21,7 +21,7 @@ struct Place {
 impl Place {
     fn of(format: &str) -> (Place, Device) {
         let rig = Rig::new();
-        let mount = Mount::ext4(rig.place.dir.path(), 64);
+        let mount = Mount::ext4(64);
         let below = mount.path("a.img");
         run(&["qemu-img", "create", "-qf", format, text(&below), "16M"]);
         add(&rig, "a", &format!("--blk-file {} --format {format}", text(&below)));
@@ -63,12 +63,13 @@ fn a_backing_file_that_hangs_holds_the_writes_of_the_guest_for_a_bounded_time() 
     place.rig.ok("log-level debug");
     let near_end = BYTES - 2 * CLUSTER;
     device.write(near_end / 512, &[1; 512]).unwrap();
-    // The copy of the only cluster uses the bandwidth up, so that the look at the last one waits for seconds.
-    let client = begin(&place.rig, "commit a --bandwidth 8K");
+    // The copy of the only cluster uses the bandwidth up, so that the look at the last one waits for it.
+    let client = begin(&place.rig, "commit a --bandwidth 1K");
     let copied = || std::fs::read(&place.below).unwrap()[near_end as usize] == 1;
     place.rig.place.wait_until("the copy of the cluster", copied);
     device.write(0, &[2; 512]).unwrap();
     let frozen = Frozen::of(&place.mount);
+    place.rig.ok("jobs a --bandwidth off");
     place.rig.daemon.log_line("the brake is on");
     // More than the bound: the last writes wait until the commit is given up, and the backing file still hangs.
     fill(&mut device, 2);
@@ -152,7 +153,7 @@ fn an_overlay_that_hangs_while_it_is_made_holds_neither_the_disk_nor_another_one
         add(&rig, name, &format!("--blk-file {name}.img"));
     }
     let mut device = guest(&rig, "a");
-    let mount = Mount::ext4(rig.place.dir.path(), 64);
+    let mount = Mount::ext4(64);
     let words = format!("snapshot a --to {}", text(&mount.path("over")));
     let frozen = Frozen::of(&mount);
     let mut client = begin(&rig, &words);
@@ -192,8 +193,8 @@ fn an_image_that_is_made_durable_for_a_command_refuses_an_upgrade_until_it_answe
     }
     let rig = Rig::new();
     // A freeze makes its own file system durable, but not the one on an image in it.
-    let below = Mount::ext4(rig.place.dir.path(), 128);
-    let mount = Mount::ext4(below.place.path(), 64);
+    let below = Mount::ext4(128);
+    let mount = Mount::ext4_in(below.place.path(), 64);
     run(&["qemu-img", "create", "-qf", "raw", text(&mount.path("a.img")), "16M"]);
     add(&rig, "a", &format!("--blk-file {} --direct off", text(&mount.path("a.img"))));
     image(&rig, "o.img", "raw");

@@ -224,7 +224,8 @@ fn the_connection_of_an_inherited_descriptor_passes_on() {
             daemon
         },
     };
-    served.place.wait_until("the control socket", || served.control.exists());
+    let listens = || std::os::unix::net::UnixStream::connect(&served.control).is_ok();
+    served.place.wait_until("the control socket", listens);
     served.upgrade();
     device.write(0, &[1; 512]).unwrap();
     served.upgrade();
