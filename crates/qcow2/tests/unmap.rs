@@ -378,15 +378,7 @@ fn clusters_leave_on_each_file_system_whose_holes_are_exact() {
     if mount::may_not_mount() {
         return;
     }
-    let images = directory();
-    let images = images.path();
-    let file_systems = [
-        Mount::ext4(images, 256),
-        Mount::xfs(images, 384),
-        Mount::btrfs(images, 512),
-        Mount::tmpfs(256),
-    ];
-    for mount in file_systems {
+    for mount in [Mount::ext4(256), Mount::xfs(384), Mount::btrfs(512), Mount::tmpfs(256)] {
         free_for_other_data(&mount.place);
         fs::remove_file(mount.path("a.qcow2")).expect("the image");
         loaded(&mount.place, 400);

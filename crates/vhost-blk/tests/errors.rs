@@ -173,8 +173,7 @@ fn a_full_file_system_halts_a_qcow2_disk_until_there_is_room() {
     }
     full(&Mount::tmpfs(16), Kind::Qcow2, true, true);
     full(&Mount::tmpfs(20), Kind::Overlay, false, false);
-    let directory = tempfile::tempdir().unwrap();
-    full(&Mount::ext4(directory.path(), 32), Kind::Overlay, false, true);
+    full(&Mount::ext4(32), Kind::Overlay, false, true);
 }
 
 #[test]
@@ -182,8 +181,7 @@ fn a_full_ext4_halts_the_disk_until_there_is_room() {
     if may_not_mount() {
         return;
     }
-    let directory = tempfile::tempdir().unwrap();
-    full(&Mount::ext4(directory.path(), 48), Kind::Raw, false, false);
+    full(&Mount::ext4(48), Kind::Raw, false, false);
 }
 
 #[test]

@@ -61,7 +61,7 @@ fn the_next_daemon_waits_longer_for_the_io_of_a_killed_one_and_no_write_is_lost(
         return;
     }
     let mut place = Place::new();
-    let mount = Mount::ext4(place.dir.path(), 64);
+    let mount = Mount::ext4(64);
     place.image = mount.path("disk.img");
     std::fs::File::create(&place.image).unwrap().set_len(1 << 20).unwrap();
     let mut serve = place.serve();

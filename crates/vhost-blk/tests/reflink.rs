@@ -5,7 +5,7 @@ mod common;
 #[path = "common/mount.rs"]
 mod mount;
 
-use common::{Daemon, Place, finish, one_line, program, stdout};
+use common::{Daemon, finish, one_line, program, stdout, wait_until};
 use mount::{LoopDevice, Mount, Sharing, may_not_mount, run, sharing_of};
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
@@ -17,8 +17,8 @@ const MIB: u64 = 1 << 20;
 const BYTES: u64 = 300 * MIB + 901;
 
 /// The file systems that share space.
-fn mounts(place: &Place) -> [Mount; 2] {
-    [Mount::xfs(place.dir.path(), 384), Mount::btrfs(place.dir.path(), 512)]
+fn mounts() -> [Mount; 2] {
+    [Mount::xfs(384), Mount::btrfs(512)]
 }
 
 fn convert(directory: &Path, words: &str) -> Output {
@@ -73,8 +73,7 @@ fn a_raw_image_shares_its_space_until_one_of_both_is_written() {
     if may_not_mount() {
         return;
     }
-    let place = Place::new();
-    for mount in mounts(&place) {
+    for mount in mounts() {
         let directory = mount.place.path();
         let file = source(directory);
         for reflink in ["--reflink auto", "--reflink always"] {
@@ -101,8 +100,7 @@ fn a_clone_replaces_an_image_and_keeps_its_mode_and_owner() {
     if may_not_mount() {
         return;
     }
-    let place = Place::new();
-    let mount = Mount::btrfs(place.dir.path(), 512);
+    let mount = Mount::btrfs(512);
     let directory = mount.place.path();
     source(directory);
     fs::write(directory.join("old"), "precious").unwrap();
@@ -125,8 +123,7 @@ fn a_qcow2_image_shares_its_space_if_the_new_one_would_be_the_same() {
     if may_not_mount() {
         return;
     }
-    let place = Place::new();
-    for mount in mounts(&place) {
+    for mount in mounts() {
         let directory = mount.place.path();
         source(directory);
         qcow2_images(directory);
@@ -166,8 +163,7 @@ fn an_image_that_has_to_change_is_copied_and_always_is_refused() {
     if may_not_mount() {
         return;
     }
-    let place = Place::new();
-    let mount = Mount::xfs(place.dir.path(), 1024);
+    let mount = Mount::xfs(1024);
     let directory = mount.place.path();
     source(directory);
     qcow2_images(directory);
@@ -194,8 +190,7 @@ fn a_file_system_that_cannot_share_is_a_reason_for_a_copy() {
     if may_not_mount() {
         return;
     }
-    let place = Place::new();
-    let (ext4, xfs) = (Mount::ext4(place.dir.path(), 400), Mount::xfs(place.dir.path(), 384));
+    let (ext4, xfs) = (Mount::ext4(400), Mount::xfs(384));
     let (directory, other) = (ext4.place.path(), xfs.place.path());
     source(directory);
     let device = LoopDevice::new(&directory.join("source"));
@@ -223,8 +218,7 @@ fn an_image_without_copy_on_write_has_a_clone_of_its_kind() {
     if may_not_mount() {
         return;
     }
-    let place = Place::new();
-    let mount = Mount::btrfs(place.dir.path(), 512);
+    let mount = Mount::btrfs(512);
     let directory = mount.place.path();
     let path = |name: &str| directory.join(name).display().to_string();
     fs::write(directory.join("nocow"), "").unwrap();
@@ -249,8 +243,7 @@ fn a_signal_ends_the_clone_and_leaves_nothing() {
     if may_not_mount() {
         return;
     }
-    let place = Place::new();
-    let mount = Mount::xfs(place.dir.path(), 384);
+    let mount = Mount::xfs(384);
     let directory = mount.place.path();
     File::create(directory.join("huge")).unwrap().set_len(4 << 50).unwrap();
     let mut command = program();
@@ -262,7 +255,7 @@ fn a_signal_ends_the_clone_and_leaves_nothing() {
         "new",
     ]));
     let count = || fs::read_dir(directory).unwrap().count();
-    place.wait_until("the clone begins", || count() == 2);
+    wait_until("the clone begins", || count() == 2);
     running.signal(libc::SIGINT);
     assert_eq!(running.wait().code(), Some(1));
     assert!(running.rest_of_stderr().contains("stopped by a signal"));

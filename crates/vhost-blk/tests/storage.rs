@@ -95,17 +95,15 @@ fn a_sparse_image_on_a_full_tmpfs_refuses_writes_until_there_is_room() {
 #[test]
 fn a_qcow2_image_on_a_full_file_system_refuses_writes_until_there_is_room() {
     if !may_not_mount() {
-        let directory = tempfile::tempdir().unwrap();
         full_and_free_again(&Mount::tmpfs(24), "qcow2", "off");
-        full_and_free_again(&Mount::ext4(directory.path(), 48), "qcow2", "on");
+        full_and_free_again(&Mount::ext4(48), "qcow2", "on");
     }
 }
 
 #[test]
 fn a_sparse_image_on_a_full_ext4_refuses_writes_until_there_is_room() {
     if !may_not_mount() {
-        let directory = tempfile::tempdir().unwrap();
-        full_and_free_again(&Mount::ext4(directory.path(), 48), "raw", "on");
+        full_and_free_again(&Mount::ext4(48), "raw", "on");
     }
 }
 

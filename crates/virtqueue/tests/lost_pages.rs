@@ -39,8 +39,7 @@ fn a_truncation_loses_whole_pages_on_a_file_system_with_smaller_blocks() {
     if may_not_mount() {
         return;
     }
-    let directory = tempfile::tempdir().unwrap();
-    let mount = Mount::ext4_with_blocks(directory.path(), 16, 1024);
+    let mount = Mount::ext4_with_blocks(16, 1024);
     let (file, mapping) = mapped(&mount, 4);
     (0..4).for_each(|page| write(&mapping, page * PAGE, 7));
     file.set_len(0).unwrap();

@@ -60,7 +60,7 @@ fn a_target_that_hangs_while_it_is_opened_holds_neither_the_disk_nor_another_one
     }
     let rig = with_two_disks();
     let mut guest = rig.guest("a");
-    let mount = Mount::ext4(rig.place.dir.path(), 64);
+    let mount = Mount::ext4(64);
     let to = mount.path("copy").display().to_string();
     let frozen = Frozen::of(&mount);
     let mut client = begun(&rig, &to, "D");
@@ -136,7 +136,7 @@ fn another_client_cancels_a_backup_whose_target_hangs() {
     if may_not_mount() {
         return;
     }
-    let mount = Mount::ext4(rig.place.dir.path(), 64);
+    let mount = Mount::ext4(64);
     let to = mount.path("copy").display().to_string();
     let frozen = Frozen::of(&mount);
     let client = begun(&rig, &to, "D");
@@ -156,7 +156,7 @@ fn a_target_that_hangs_fails_the_backup_and_holds_the_writes_of_the_guest_for_a_
     for format in ["raw", "qcow2"] {
         let rig = with_two_disks();
         let mut guest = rig.guest("a");
-        let mount = Mount::ext4(rig.place.dir.path(), 64);
+        let mount = Mount::ext4(64);
         let copy = mount.path("copy");
         let order = json!({"name": "a", "bandwidth": SLOW, "format": format});
         let mut client = Client::start(&rig.path("ctl"), &copy, order.clone());
@@ -198,7 +198,7 @@ fn a_stop_waits_for_bitmaps_longer_than_for_requests() {
         return;
     }
     let mut rig = Rig::new();
-    let mount = Mount::ext4(rig.place.dir.path(), 64);
+    let mount = Mount::ext4(64);
     rig.add_at("a", &mount.path("image"), "");
     rig.ok("backup a --to copy --bitmap n");
     let frozen = Frozen::of(&mount);

@@ -25,9 +25,9 @@ struct Shared {
 }
 
 impl Shared {
-    fn on(mount: fn(&Path, u64) -> Mount) -> Shared {
+    fn on(mount: fn(u64) -> Mount) -> Shared {
         let rig = Rig::new();
-        let mount = mount(rig.place.dir.path(), 512);
+        let mount = mount(512);
         Shared { rig, mount }
     }
 
@@ -132,7 +132,7 @@ fn moment_of(copy: &[u8]) -> u64 {
     newest
 }
 
-fn one_moment(mount: fn(&Path, u64) -> Mount, format: &str, options: &str) {
+fn one_moment(mount: fn(u64) -> Mount, format: &str, options: &str) {
     let shared = Shared::on(mount);
     shared.add(format, BYTES, options);
     let mut guest = shared.rig.guest("a");
@@ -285,8 +285,7 @@ fn incremental_backups_follow_a_clone() {
     if may_not_mount() {
         return;
     }
-    for (format, mount) in [("raw", Mount::xfs as fn(&Path, u64) -> Mount), ("qcow2", Mount::btrfs)]
-    {
+    for (format, mount) in [("raw", Mount::xfs as fn(u64) -> Mount), ("qcow2", Mount::btrfs)] {
         let shared = Shared::on(mount);
         shared.add(format, BYTES, "");
         let mut guest = shared.rig.guest("a");

@@ -44,7 +44,7 @@ fn a_frozen_file_system_keeps_no_other_disk_of_its_thread() {
         return;
     }
     let rig = Rig::with(&["--threads", "1"]);
-    let mount = Mount::ext4(rig.place.dir.path(), 64);
+    let mount = Mount::ext4(64);
     add_frozen(&rig, &mount, 1);
     rig.add("other", "");
     let (mut guest, mut other) = (rig.guest("frozen"), rig.guest("other"));
@@ -74,7 +74,7 @@ fn full_queues_on_a_frozen_file_system_keep_no_other_disk_of_their_thread() {
         return;
     }
     let rig = Rig::with(&["--threads", "1"]);
-    let mount = Mount::ext4(rig.place.dir.path(), 64);
+    let mount = Mount::ext4(64);
     add_frozen(&rig, &mount, 3);
     rig.add("other", "");
     let limit = Duration::from_secs(60);
@@ -113,8 +113,7 @@ fn a_log_on_a_frozen_file_system_delays_no_disk_and_no_command_and_refuses_an_up
     if may_not_mount() {
         return;
     }
-    let directory = tempfile::tempdir().unwrap();
-    let mount = Mount::ext4(directory.path(), 64);
+    let mount = Mount::ext4(64);
     let log = mount.path("log");
     let rig = Rig::with_log(std::fs::File::create(&log).unwrap().into());
     rig.add("a", "");

@@ -227,7 +227,7 @@ fn a_disk_at_rest_whose_storage_hangs_passes_on() {
         return;
     }
     let (rig, mut guest) = with_good_disk();
-    let mount = Mount::ext4(rig.place.dir.path(), 64);
+    let mount = Mount::ext4(64);
     let image = mount.path("image");
     File::create(&image).unwrap().set_len(1 << 20).unwrap();
     rig.ok(&format!(
@@ -255,7 +255,7 @@ fn a_check_that_cannot_be_killed_is_given_up_and_all_disks_are_served_on() {
         return;
     }
     let (rig, mut guest) = with_good_disk();
-    let mount = Mount::ext4(rig.place.dir.path(), 64);
+    let mount = Mount::ext4(64);
     let text = format!(
         "[ \"$1\" = upgrade-check ] && echo >{}\nexec {} \"$@\"",
         mount.path("file").display(),
