@@ -35,12 +35,17 @@ impl Qcow2Disk {
     /// Unmaps what was discarded, settles, and ends the use of the image, within a limit. No request follows. The drop
     /// of a disk does this unless it was done before.
     pub fn close(&self) {
+        self.close_within(END_MAX, END_MAX);
+    }
+
+    /// As [`Qcow2Disk::close`], with limits of the caller on both waits.
+    pub fn close_within(&self, unmap_max: Duration, settle_max: Duration) {
         if self.in_use.is_none() || self.is_closed.swap(true, Ordering::Relaxed) {
             return;
         }
-        let ended = match self.unmap_discarded(END_MAX) {
+        let ended = match self.unmap_discarded(unmap_max) {
             Err(why) if why.kind() != io::ErrorKind::TimedOut => Err(why),
-            _ => self.settle(END_MAX),
+            _ => self.settle(settle_max),
         };
         match ended {
             Ok(()) => self.end_use(),

@@ -59,6 +59,7 @@ fn an_image_stays_locked_and_marked_while_its_thread_is_in_a_commit() {
     let begin = Instant::now();
     let again = Qcow2Disk::open(&path, &options(PATIENCE)).expect("the thread ends");
     assert!(begin.elapsed() < PATIENCE);
+    again.close_within(PATIENCE, PATIENCE);
     drop(again);
     assert_eq!(mark::in_use(&image).expect("a mark or none"), None);
 }

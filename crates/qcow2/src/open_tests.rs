@@ -14,6 +14,9 @@ use std::process::Command;
 use std::time::Duration;
 use tempfile::TempDir;
 
+/// Far more than anything takes.
+const PATIENCE: Duration = Duration::from_secs(60);
+
 /// Images of 8 MiB over `base.raw` by these names, each with a first cluster of its own byte.
 fn images(images: &[(&str, u8)]) -> TempDir {
     let directory = tempfile::tempdir().expect("a directory");
@@ -42,7 +45,7 @@ fn a_disk_works_on_the_image_that_it_has_locked() {
     fs::write(directory.join("other"), "no image").expect("another file");
     // Leaked clusters are looked for.
     mark::set_in_use(&File::open(&name).expect("it opens"), InUse::Sound).expect("a mark");
-    let file = FileOptions { lock: Some(Duration::from_secs(60)), ..FileOptions::default() };
+    let file = FileOptions { lock: Some(PATIENCE), ..FileOptions::default() };
     let allow_backing = AllowBacking::SameDir;
     let options = Qcow2Options { file, allow_backing, ..Qcow2Options::default() };
     let exchanged = || exchange(directory, "a.qcow2", "other");
@@ -53,6 +56,7 @@ fn a_disk_works_on_the_image_that_it_has_locked() {
     assert_eq!(rig.read(0, 4096), [1; 4096]);
     rig.write(1 << 20, &[3; 4096]);
     disk.sync().expect("a sync");
+    disk.close_within(PATIENCE, PATIENCE);
     drop((rig, disk));
     assert_eq!(fs::read(&name).expect("the other file"), b"no image");
     let moved = File::open(directory.join("moved")).expect("it opens");

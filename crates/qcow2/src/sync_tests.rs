@@ -69,6 +69,7 @@ fn a_disk_that_settles_leaves_no_reserved_cluster_and_reserves_again() {
         assert_eq!(leaks(), 0);
     }
     rig.write(2 * MIB, &[1; 4096]);
+    disk.close_within(PATIENCE, PATIENCE);
     drop((rig, disk));
     assert_eq!(leaks(), 0);
     let file = File::open(&path).expect("it opens");

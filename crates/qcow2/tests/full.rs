@@ -7,19 +7,16 @@ mod mount;
 
 use backend::conformance::{Request, Rig};
 use backend::{Disk, IoError, IoKind, ResizeError};
-use common::{MIB, check, content, options, qemu_ok, rig};
+use common::{MIB, PATIENCE, check, content, end, options, qemu_ok, rig};
 use mount::{Mount, may_not_mount};
 use qcow2::{AllowBacking, Qcow2Disk};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 const CLUSTER: u64 = 64 << 10;
 const DISK: u64 = 8 * MIB;
 const BASE: u8 = 0x5a;
-/// Far more than anything takes.
-const PATIENCE: Duration = Duration::from_secs(60);
 const NO_ROOM: Result<(), IoError> = Err(IoError::Errno(libc::ENOSPC));
 
 /// A file system in memory with an image of 8 MiB, whose first cluster is full of ones.
@@ -125,7 +122,8 @@ fn a_commit_without_room_is_repeated_and_no_read_sees_its_part() {
     }
     disk.settle(PATIENCE).expect("the tables are durable");
     let Place { mount, path, disk, .. } = place;
-    drop((one, other, reader, disk));
+    drop((one, other, reader));
+    end(disk);
     let file = fs::File::open(&path).expect("it opens");
     assert_eq!(
         backend::mark::in_use(&file).expect("a mark or none"),
@@ -160,7 +158,8 @@ fn a_cluster_of_an_empty_disk_needs_room_for_its_data_alone() {
     place.make_room();
     assert_eq!(write(&mut rig, 2 * MIB, 3), Ok(()));
     let Place { mount, path, disk, .. } = place;
-    drop((rig, disk));
+    drop(rig);
+    end(disk);
     assert_eq!(check(&path), Ok(()));
     let mut expected = vec![0; DISK as usize];
     expected[..CLUSTER as usize].fill(1);
@@ -196,7 +195,7 @@ fn an_image_that_ends_without_room_has_the_content_of_before() {
     place.fill();
     assert_eq!(write(&mut rig(&place.disk), MIB + 8192, 2), NO_ROOM);
     let Place { mount, path, disk, below } = place;
-    drop(disk);
+    end(disk);
     let file = fs::File::open(&path).expect("it opens");
     assert!(backend::mark::in_use(&file).expect("a mark").is_some(), "leaked clusters may be left");
     fs::remove_file(mount.path("filler")).expect("the filler goes");
@@ -207,7 +206,7 @@ fn an_image_that_ends_without_room_has_the_content_of_before() {
     let disk = open(&path);
     assert_eq!(write(&mut rig(&disk), MIB + 8192, 2), Ok(()));
     reads_as(&mut rig(&disk), MIB, below);
-    drop(disk);
+    end(disk);
     assert_eq!(check(&path), Ok(()));
 }
 
@@ -253,6 +252,6 @@ fn a_growth_that_ends_without_room_tells_the_size_of_the_image_and_is_repeated()
     mount.resize(40);
     disk.resize(Some(2 * STEP)).expect("it grows");
     reads_as(&mut rig(&disk), 2 * STEP - 4096, 0);
-    drop(disk);
+    end(disk);
     check(&path).expect("the image has no error");
 }

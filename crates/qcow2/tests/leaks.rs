@@ -5,20 +5,19 @@ mod common;
 
 use backend::Disk;
 use backend::mark::{self, InUse};
-use common::{check, code, content, directory, image, leak, options, qemu_ok};
+use common::{PATIENCE, check, code, content, directory, end, image, leak, options, qemu_ok};
 use qcow2::{AllowBacking, Qcow2Disk, Qcow2Options};
 use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 use tempfile::TempDir;
 
 fn locked() -> Qcow2Options {
     let mut options = options(AllowBacking::SameDir, true);
     // The thread of an earlier disk may still end.
-    options.file.lock = Some(Duration::from_secs(60));
+    options.file.lock = Some(PATIENCE);
     options
 }
 
@@ -57,7 +56,7 @@ fn an_image_is_marked_while_it_may_be_written() {
     let path = image(&directory, 6, "cluster_size=4k");
     let disk = open(&path);
     assert_eq!((marked(&path), disk.notices()), (Some(InUse::Sound), vec![]));
-    drop(disk);
+    end(disk);
     assert_eq!(marked(&path), None);
     let mut read_only = locked();
     read_only.file.read_only = true;
@@ -78,7 +77,7 @@ fn leaked_clusters_of_an_image_that_was_not_closed_are_freed_when_it_is_opened()
     assert!(notice.contains("3 leaked clusters (12288 bytes) were freed"), "{notice}");
     assert_eq!((leaks(&path), marked(&path)), (0, Some(InUse::Sound)));
     assert_eq!(seek(file(&path), leaked), Err(Errno::NXIO), "the clusters are no hole");
-    drop(disk);
+    end(disk);
     assert_eq!((check(&path), marked(&path)), (Ok(()), None));
     assert_eq!(content(&path), before);
 }
@@ -97,7 +96,7 @@ fn leaked_clusters_stay_where_the_image_was_closed_or_is_shared_or_only_read() {
         assert_eq!((leaks(&path), marked(&path)), (3, Some(InUse::Sound)));
     }
     mark::unset_in_use(&file(&path)).expect("it is unmarked");
-    drop(open(&path));
+    end(open(&path));
     assert_eq!((leaks(&path), marked(&path)), (3, None));
 }
 
@@ -119,7 +118,7 @@ fn a_damaged_image_that_was_not_closed_is_told_and_stays_marked() {
     let disk = open(&path);
     let notices = disk.notices().join(" ");
     assert!(notices.contains("its tables have errors (`vhost-blk check`)"), "{notices}");
-    drop(disk);
+    end(disk);
     let report = qcow2::check::check(&path, &file(&path)).expect("it is checked");
     assert_eq!((code(&report), report.leaks, marked(&path)), (2, 3, Some(InUse::Leaks)));
 }
@@ -130,7 +129,7 @@ fn the_mark_stays_after_a_failed_commit_and_goes_with_a_repair() {
     let path = image(&directory, 6, "cluster_size=4k");
     let disk = open(&path);
     disk.sync_failed(libc::EIO);
-    drop(disk);
+    end(disk);
     assert_eq!(marked(&path), Some(InUse::Sound));
     let report = qcow2::repair(&path, &file(&path)).expect("it is checked");
     assert_eq!((code(&report), marked(&path)), (0, None));
@@ -148,7 +147,7 @@ fn a_program_that_takes_the_image_over_removes_the_mark_at_its_end() {
         let taken = taken.expect("it is taken over");
         std::mem::forget(opened); // as by exec
         assert_eq!(marked(&path), Some(mark));
-        drop(taken);
+        end(taken);
         assert_eq!(marked(&path), after);
     }
 }

@@ -5,13 +5,17 @@
 use backend::conformance::{Rig, SyncEngine, TestEngine};
 use qcow2::check::Report;
 use qcow2::{AllowBacking, Qcow2Disk, Qcow2Error, Qcow2Options};
+use std::borrow::Borrow;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::time::Duration;
 use tempfile::TempDir;
 
 pub(crate) const MIB: u64 = 1 << 20;
+/// Far more than anything takes.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Runs a program of qemu-utils. `scripts/setup.sh` installs them.
 pub(crate) fn qemu(program: &str, directory: &Path, args: &[&str]) -> Output {
@@ -37,6 +41,11 @@ pub(crate) fn directory() -> TempDir {
     TempDir::new_in(program.parent().expect("it lies in a directory")).expect("a directory")
 }
 
+/// A directory in memory if there is one: a sync takes most of the time elsewhere.
+pub(crate) fn quick_directory() -> TempDir {
+    TempDir::new_in("/dev/shm").unwrap_or_else(|_| directory())
+}
+
 /// An empty image of `mib` MiB.
 pub(crate) fn image(directory: &TempDir, mib: u64, options: &str) -> PathBuf {
     let size = format!("{mib}M");
@@ -56,6 +65,11 @@ pub(crate) fn options(allow_backing: AllowBacking, direct: bool) -> Qcow2Options
 
 pub(crate) fn open(path: &Path) -> Result<Qcow2Disk, Qcow2Error> {
     Qcow2Disk::open(path, &options(AllowBacking::SameDir, true))
+}
+
+/// Ends a disk. Its drop alone gives up after a second, which a sync may take on a busy machine.
+pub(crate) fn end(disk: impl Borrow<Qcow2Disk>) {
+    disk.borrow().close_within(PATIENCE, PATIENCE);
 }
 
 /// A lane of the disk.

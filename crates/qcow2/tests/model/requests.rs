@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Requests of lanes, alone and at once.
 
-use crate::common::rig;
+use crate::common::{PATIENCE, rig};
 use crate::steps::{Part, Request, Step};
-use crate::world::{PATIENCE, World, stamped};
+use crate::world::{World, stamped};
 use backend::conformance::Request as LaneRequest;
 use backend::{Disk, IoKind};
 use qcow2::Qcow2Disk;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The chain of a sequence, its disk with three lanes, and the model of its content.
 
-use crate::common::{directory, options, rig};
+use crate::common::{PATIENCE, end, options, quick_directory, rig};
 use crate::qemu;
 use crate::steps::{Base, Format, NUMBERS, Part, Start};
 use backend::conformance::Rig;
@@ -11,11 +11,8 @@ use std::fs::{self, File};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 use tempfile::TempDir;
 
-/// Far more than anything takes.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 /// Lanes of the disk.
 const LANES: usize = 3;
 
@@ -53,11 +50,6 @@ pub(crate) fn stamped(byte: u8, at: u64, len: u64) -> Vec<u8> {
         sector[1..=len].copy_from_slice(&stamp[..len]);
     }
     data
-}
-
-/// A directory in memory if there is one: a sync takes most of the time elsewhere.
-fn quick_directory() -> TempDir {
-    TempDir::new_in("/dev/shm").unwrap_or_else(|_| directory())
 }
 
 /// The content of a base: data with holes.
@@ -188,9 +180,8 @@ impl World {
         self.rigs.clear();
         let disk = Arc::try_unwrap(self.disk.take().expect("it is open")).ok();
         let disk = disk.expect("it has no other user");
-        // The drop does not wait long enough on a busy machine.
         disk.unmap_discarded(PATIENCE).expect("the clusters leave");
-        drop(disk);
+        end(disk);
         qemu::judge(self.path(), &self.top().name, &self.model, false);
         let below = &self.chain[..self.chain.len() - 1];
         for Layer { name, frozen, .. } in below {
@@ -220,12 +211,14 @@ impl World {
     /// The image as a killed program leaves it has the content, and our next opening frees its leaks.
     pub(crate) fn kill(&mut self) {
         let (name, top) = ("killed.img", self.file(&self.top().name));
+        // The copy is the state of one moment only if the thread of the disk has nothing left to do.
+        self.disk().unmap_discarded(PATIENCE).expect("the clusters leave");
         fs::copy(top, self.file(name)).expect("a copy");
         qemu::judge(self.path(), name, &self.model, true);
         let file = File::options().write(true).open(self.file(name)).expect("it opens");
         mark::set_in_use(&file, InUse::Leaks).expect("a mark");
         drop(file);
-        drop(open(&self.file(name)));
+        end(open(&self.file(name)));
         qemu::judge(self.path(), name, &self.model, false);
     }
 }
