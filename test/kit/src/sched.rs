@@ -124,13 +124,16 @@ mod tests {
     #[test]
     fn a_process_that_sleeps_exceeds_its_limit_and_progress_renews_it() {
         let mut child = Command::new("sleep").arg("600").stdin(Stdio::null()).spawn().unwrap();
-        let mut patience = Patience::new(child.id(), Duration::from_millis(200));
+        let mut patience = Patience::new(child.id(), Duration::MAX);
         assert!(!patience.is_over());
+        let began = patience.began;
+        patience.limit = Duration::from_millis(200);
         while !patience.is_over() {
             std::thread::sleep(Duration::from_millis(10));
         }
         patience.renew();
-        assert!(!patience.is_over());
+        assert!(patience.began >= began + patience.limit);
+        assert_eq!(patience.limit, Duration::from_millis(200));
         child.kill().unwrap();
         child.wait().unwrap();
     }
