@@ -8,10 +8,11 @@ use std::fs::File;
 use std::iter;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use common::{LAB, build_daemon};
 use kit::process::{OwnedChild, StopWith};
+use kit::sched;
 use lab::firmware;
 use lab::server::{Server, ServerCommand};
 
@@ -85,13 +86,13 @@ fn boot(disk: &[u8], firmware: Option<&Path>) -> Vec<u8> {
         .collect();
     let log = directory.path().join("qemu");
     let mut qemu = OwnedChild::spawn(&words, &log, StopWith::Kill).unwrap();
-    let end = Instant::now() + PATIENCE;
+    let patience = sched::Patience::new(qemu.id(), PATIENCE);
     let read = |path: &Path| {
         String::from_utf8_lossy(&std::fs::read(path).unwrap_or_default()).into_owned()
     };
     while !read(&serial).contains(SAID) {
         assert!(
-            Instant::now() < end && qemu.try_wait().unwrap().is_none(),
+            !patience.is_over() && qemu.try_wait().unwrap().is_none(),
             "no boot: {}\n{}\n{}",
             read(&serial),
             read(&log),
