@@ -8,7 +8,7 @@ use backend::FileOptions;
 use common::plane::is_kernel;
 use common::{Daemon, Setup, TMPFS, file};
 use driver::{Options, Request};
-use std::fs;
+use std::fs::{self, DirEntry};
 use std::sync::Arc;
 
 /// Bound on the growth of the memory by two hundred connections: 5 KiB for each.
@@ -32,7 +32,7 @@ impl Holdings {
         let maps = fs::read_to_string("/proc/self/maps").expect("/proc is mounted");
         Holdings {
             descriptors: entries("/proc/self/fd"),
-            threads: entries("/proc/self/task"),
+            threads: threads(),
             // The heap of each thread may grow in pieces; only shared memory can leak.
             mappings: maps
                 .lines()
@@ -41,6 +41,16 @@ impl Holdings {
             resident_kib: kib.expect("VmRSS is a number"),
         }
     }
+}
+
+/// Threads of the process. Those that the kernel runs for a ring (`iou-wrk-*`) come and go.
+fn threads() -> usize {
+    let is_ours = |task: &DirEntry| {
+        let name = fs::read_to_string(task.path().join("comm"));
+        name.is_ok_and(|name| !name.starts_with("iou-wrk-"))
+    };
+    let tasks = fs::read_dir("/proc/self/task").expect("/proc is mounted");
+    tasks.flatten().filter(is_ours).count()
 }
 
 fn shared(flags: &str) -> bool {
