@@ -5,6 +5,7 @@ mod common;
 
 use common::{Daemon, Setup, mem};
 use driver::{Options, RawChannel};
+use std::io::ErrorKind;
 use std::sync::Arc;
 use std::time::Duration;
 use vhost_user::{Answer, Command};
@@ -84,12 +85,24 @@ fn a_live_connection_behind_a_closed_one_is_served() {
     assert!(waiting.reply(common::LIMIT).unwrap().value().is_some());
 }
 
-/// A front-end that has filled the socket with answers that it does not read.
+/// Sends messages until the socket has no room. Returns their number.
+fn fill(channel: &RawChannel) -> usize {
+    let is_full = |_: &usize| {
+        let sent = channel.message(GET_FEATURES, &[], &[]);
+        sent.is_err_and(|why| why.kind() == ErrorKind::WouldBlock || panic!("{why}"))
+    };
+    (0..).find(is_full).expect("no end of the numbers")
+}
+
+/// A front-end that has filled the socket with answers that it does not read. One full socket of messages is enough:
+/// its answers do not fit into another one. Those after it would keep a daemon that does not wait for room.
 fn deaf(daemon: &Daemon) -> RawChannel {
     let deaf = daemon.raw();
-    // The daemon reads on for this long unless it waits for room.
-    deaf.stream().set_write_timeout(Some(Duration::from_secs(2))).unwrap();
-    while deaf.message(GET_FEATURES, &[], &[]).is_ok() {}
+    deaf.stream().set_nonblocking(true).unwrap();
+    while fill(&deaf) > 0 {
+        command_twice(daemon);
+    }
+    deaf.stream().set_nonblocking(false).unwrap();
     deaf
 }
 
