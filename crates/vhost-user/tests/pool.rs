@@ -192,8 +192,8 @@ fn gets_write_lease(file: &std::fs::File) -> bool {
 
 #[test]
 fn a_parked_queue_asks_for_a_kick_and_is_woken_by_it() {
-    // The thread polls: only turns with work park a queue.
-    for poll_max in [Duration::ZERO, Duration::from_secs(5)] {
+    // The thread polls for longer than any test takes: only turns with work park a queue.
+    for poll_max in [Duration::ZERO, Duration::from_secs(3600)] {
         for packed in [false, true] {
             for event_idx in [false, true] {
                 let setup = Setup { threads: 1, queues: 2, poll_max, ..Setup::default() };
