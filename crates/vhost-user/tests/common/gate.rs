@@ -26,6 +26,11 @@ impl Permits {
         self.0.store(u64::MAX / 2, Ordering::Release);
     }
 
+    /// Releases none from now on.
+    pub fn close(&self) {
+        self.0.store(0, Ordering::Release);
+    }
+
     fn take(&self) -> bool {
         let fewer = |left: u64| left.checked_sub(1);
         self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, fewer).is_ok()
@@ -36,13 +41,21 @@ impl Permits {
 pub struct Gate {
     inner: Arc<dyn Disk>,
     permits: Permits,
+    /// It stands before the I/Os at this offset only.
+    only_at: Option<u64>,
 }
 
 impl Gate {
     /// A closed gate before `inner`.
     pub fn new(inner: Arc<dyn Disk>) -> (Self, Permits) {
         let permits = Permits(Arc::default());
-        (Gate { inner, permits: permits.clone() }, permits)
+        (Gate { inner, permits: permits.clone(), only_at: None }, permits)
+    }
+
+    /// A closed gate before the I/Os of `inner` that begin at this sector.
+    pub fn of_sector(inner: Arc<dyn Disk>, sector: u64) -> (Self, Permits) {
+        let (gate, permits) = Gate::new(inner);
+        (Gate { only_at: Some(sector * 512), ..gate }, permits)
     }
 }
 
@@ -60,6 +73,7 @@ impl Disk for Gate {
             inner: self.inner.open_lane()?,
             layer: self.inner.layers(),
             permits: self.permits.clone(),
+            only_at: self.only_at,
             held: HashMap::new(),
         }))
     }
@@ -73,12 +87,16 @@ struct GateLane {
     inner: Box<dyn Lane>,
     layer: u8,
     permits: Permits,
+    only_at: Option<u64>,
     held: HashMap<u32, Result<(), IoError>>,
 }
 
 impl GateLane {
-    fn hold(&mut self, step: Step, slot: Slot, engine: &mut dyn Engine) -> Step {
+    fn hold(&mut self, step: Step, io: &Io, slot: Slot, engine: &mut dyn Engine) -> Step {
         let Step::Done(outcome) = step else { return step };
+        if self.only_at.is_some_and(|offset| offset != io.offset_bytes) {
+            return step;
+        }
         self.held.insert(slot.0, outcome);
         engine.push(Op::Timer { delay: LOOK }, Token { slot, layer: self.layer });
         Step::Pending
@@ -92,13 +110,13 @@ impl Lane for GateLane {
 
     fn start(&mut self, io: &mut Io, slot: Slot, engine: &mut dyn Engine) -> Step {
         let step = self.inner.start(io, slot, engine);
-        self.hold(step, slot, engine)
+        self.hold(step, io, slot, engine)
     }
 
     fn event(&mut self, io: &mut Io, token: Token, result: i32, engine: &mut dyn Engine) -> Step {
         if token.layer != self.layer {
             let step = self.inner.event(io, token, result, engine);
-            return self.hold(step, token.slot, engine);
+            return self.hold(step, io, token.slot, engine);
         }
         if !self.permits.take() {
             engine.push(Op::Timer { delay: LOOK }, token);
