@@ -115,8 +115,15 @@ impl Group {
     }
 }
 
+/// 64 cases, unless `PROPTEST_CASES` says otherwise.
+fn config() -> ProptestConfig {
+    let asked = ProptestConfig { failure_persistence: None, ..Default::default() };
+    let cases = std::env::var_os("PROPTEST_CASES").map_or(64, |_| asked.cases);
+    ProptestConfig { cases, ..asked }
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..Default::default() })]
+    #![proptest_config(config())]
 
     #[test]
     fn large_requests_use_the_rate_and_delay_small_ones_of_others_for_milliseconds(
