@@ -60,6 +60,26 @@ pub fn threads(pid: u32) -> Result<Vec<(u32, Times)>> {
     Ok(threads)
 }
 
+/// The state of a living thread: the letter in its `stat` (proc_pid_stat(5)).
+pub fn state(pid: u32, task: u32) -> Option<char> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/task/{task}/stat")).ok()?;
+    // The name in parentheses may contain anything.
+    stat.rsplit(") ").next()?.chars().next()
+}
+
+/// Returns whether all threads of a killed process have ended, or wait in the kernel for something that no signal ends.
+pub fn stands_still(pid: u32) -> Result<bool> {
+    let is_running = |task: &u32| !matches!(state(pid, *task), None | Some('D' | 'X' | 'Z'));
+    Ok(!tasks(pid)?.iter().any(is_running))
+}
+
+/// Returns whether a thread waits uninterruptibly in a function of the kernel, by its stack, which only root may read.
+pub fn waits_in(pid: u32, task: u32, function: &str) -> bool {
+    let frame = format!("] {function}+");
+    let stack = || fs::read_to_string(format!("/proc/{pid}/task/{task}/stack")).ok();
+    state(pid, task) == Some('D') && stack().is_some_and(|stack| stack.contains(&frame))
+}
+
 /// Bounds the time for which a process makes no progress. A process that waits for a CPU on a busy
 /// machine gets more time: it is no hang.
 #[derive(Debug)]
@@ -111,6 +131,7 @@ fn parse(text: &str) -> Result<Times> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::process::{Pid, Signal, kill_process};
     use std::process::{Command, Stdio};
 
     #[test]
@@ -119,6 +140,23 @@ mod tests {
         assert_eq!(parse("7 9 3\n").unwrap(), times);
         assert!(parse("7").is_err() && parse("a b").is_err());
         assert!(threads(u32::MAX).is_err());
+    }
+
+    #[test]
+    fn a_killed_process_stands_still_and_one_that_sleeps_does_not() {
+        let mut child = Command::new("sleep").arg("600").stdin(Stdio::null()).spawn().unwrap();
+        let wait_for = |letter| {
+            while state(child.id(), child.id()) != Some(letter) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        };
+        wait_for('S');
+        assert!(!stands_still(child.id()).unwrap());
+        kill_process(Pid::from_child(&child), Signal::KILL).unwrap();
+        wait_for('Z');
+        assert!(stands_still(child.id()).unwrap());
+        child.wait().unwrap();
+        assert_eq!(state(child.id(), child.id()), None);
     }
 
     #[test]
