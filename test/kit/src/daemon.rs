@@ -8,6 +8,11 @@ use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::process::{OwnedChild, StopWith};
+use crate::sched::stands_still;
+use crate::wait::wait_until_so;
+
+/// Longest time for the threads of a killed server to end.
+const STAND_LIMIT: Duration = Duration::from_secs(60);
 
 /// A running server, ended on drop.
 #[derive(Debug)]
@@ -52,6 +57,20 @@ impl Daemon {
     /// Kills it (SIGKILL) and starts another one on the same socket, with a new log.
     pub fn replace_killed(&mut self) -> Result<()> {
         self.kill()?;
+        self.child = listening(&self.args, &self.socket, &self.log, self.echoed)?;
+        Ok(())
+    }
+
+    /// As [`Self::replace_killed`], for a server that cannot end before `release`, as its storage hangs. None of its
+    /// code runs any more by then.
+    pub fn replace_held(&mut self, release: impl FnOnce() -> Result<()>) -> Result<()> {
+        self.signal(Signal::KILL)?;
+        let stands = wait_until_so(STAND_LIMIT, "the threads of a killed server to end", || {
+            stands_still(self.id())
+        });
+        release()?;
+        stands?;
+        self.child.kill_hard()?;
         self.child = listening(&self.args, &self.socket, &self.log, self.echoed)?;
         Ok(())
     }

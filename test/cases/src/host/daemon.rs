@@ -153,6 +153,11 @@ impl Daemon {
         self.process.replace_killed()
     }
 
+    /// The same while the storage holds requests, until `release`.
+    pub(crate) fn replace_held(&mut self, release: impl FnOnce() -> Result<()>) -> Result<()> {
+        self.process.replace_held(release)
+    }
+
     /// Lines of the daemon's log, so far, that contain these words.
     pub(crate) fn lines_with(&self, words: &str) -> Vec<String> {
         let log = self.process.log();

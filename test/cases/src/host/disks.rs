@@ -39,6 +39,14 @@ pub(crate) fn mapped_on(below: Result<Disk>) -> Result<Disk> {
     Dm::over(below?, "mapped", DmKind::Linear).map(|(disk, _)| disk)
 }
 
+/// A disk that can hold all requests: the usual one, or an image in the page cache over it.
+pub(crate) fn holding(is_cached: bool) -> Result<(Disk, Dm)> {
+    let below = disk_like(NullBlkOptions { mib: 512, ..USUAL })?;
+    let (below, dm) = Dm::over(below, "holding", DmKind::Linear)?;
+    let disk = if is_cached { image_on(FileSystem::Ext4, below, false)? } else { below };
+    Ok((disk, dm))
+}
+
 /// An image whose writes wait in the page cache for a disk that takes one millisecond.
 pub(crate) fn slow_and_cached() -> Result<Disk> {
     let below = disk_like(NullBlkOptions { mib: 512, ..SLOW })?;

@@ -4,14 +4,15 @@
 
 use crate::case::cases;
 use crate::host::daemon::Daemon;
-use crate::host::disks::{SLOW, disk_like, slow_and_cached, usual};
+use crate::host::disks::{SLOW, disk_like, holding, slow_and_cached, usual};
 use crate::host::env::{Env, Plane};
-use crate::host::fixture::{Disk, FileSystem, image};
-use crate::host::integrity::{Setup, disk_of, tell};
+use crate::host::fixture::{Disk, FileSystem, image, wait_until};
+use crate::host::integrity::{Setup, disk_of, tell, with_flags};
 use crate::host::load::{Done, Spec, allow_lost_calls, under_load};
 use crate::host::target::{self, Target, options};
 use crate::host::{integrity, requests};
 use anyhow::{Context, Result, bail, ensure};
+use driver::kernel::abi;
 use driver::{Device, Options, Request};
 use kit::rng::Rng;
 use kit::set::Set::{Full, Plain, Uring};
@@ -65,13 +66,13 @@ cases! { Host;
         |env| kill_daemons(&env.on(Plane::Uring), 4);
     "daemon-sigkill-slow", Plain,
         "the daemon is killed while an image on ext4 on a slow disk is written by way of the page cache",
-        |env| kill_with_requests(env, slow_and_cached(), Setup::usual(3));
+        |env| kill_slow(env, Setup::usual(3));
     "daemon-sigkill-slow-uring", Uring,
         "the same while it runs the queues itself",
-        |env| kill_with_requests(&env.on(Plane::Uring), slow_and_cached(), Setup::usual(3));
+        |env| kill_slow(&env.on(Plane::Uring), Setup::usual(3));
     "daemon-sigkill-50", Full,
         "the same fifty times, on a disk that takes a millisecond",
-        |env| kill_with_requests(env, disk_like(SLOW), Setup::usual(50));
+        |env| kill_slow_disk(env, 50);
 }
 
 /// Requests on each queue between two changes.
@@ -297,23 +298,80 @@ fn check_totals(daemon: &Daemon, done: &[Done]) -> Result<()> {
     Ok(())
 }
 
-/// Kills daemons on a fast disk, where requests are often complete at the moment of a kill, and on one that takes a
-/// millisecond for each.
+/// Kills daemons on a fast disk, where requests are often complete at the moment of a kill, and on slow ones.
 fn kill_daemons(env: &Env, rounds: u64) -> Result<()> {
     kill_daemon(env, usual(), Setup::usual(rounds))?;
-    kill_with_requests(env, disk_like(SLOW), Setup::usual(rounds))
+    kill_slow_disk(env, rounds)
 }
 
-/// Kills the daemon of a slow disk, with requests in flight.
-fn kill_with_requests(env: &Env, disk: Result<Disk>, setup: Setup) -> Result<()> {
-    let recovered = kill_daemon(env, disk, setup)?;
-    ensure!(recovered > 0, "no kill has met a request in flight");
+/// Kills daemons on a disk that takes a millisecond for each request, and on one that holds some.
+fn kill_slow_disk(env: &Env, rounds: u64) -> Result<()> {
+    kill_daemon(env, disk_like(SLOW), Setup::usual(rounds))?;
+    kill_with_writes(env, false)
+}
+
+/// Kills daemons on an image in the page cache of a slow disk, and on one whose disk holds some requests.
+fn kill_slow(env: &Env, setup: Setup) -> Result<()> {
+    kill_daemon(env, slow_and_cached(), setup)?;
+    kill_with_writes(env, true)
+}
+
+/// Bytes that are written to each sector before and after a kill.
+const BEFORE: u8 = 1;
+const HELD: u8 = 2;
+/// A sector for each queue.
+const SECTORS: [u64; 2] = [0, 64];
+
+/// Kills a daemon whose storage holds a write of each queue. The successor carries them out.
+fn kill_with_writes(env: &Env, is_cached: bool) -> Result<()> {
+    let env = &env.over_daemon();
+    let (disk, dm) = holding(is_cached)?;
+    println!("on {disk}, which holds writes");
+    let options = Options { inflight: true, num_queues: SECTORS.len() as u16, ..options() };
+    // A write then needs the disk below an image, too.
+    let kernel = with_flags(abi::OPT_WRITE_THROUGH, 0).kernel();
+    let Target { mut device, daemon } = target::serve_with(env, &disk, &options, &kernel)?;
+    let mut daemon = daemon.context("there is no daemon")?;
+    for sector in SECTORS {
+        device.write(sector, &[BEFORE; 4096])?;
+    }
+    dm.suspend()?;
+    let held = hold_writes(&mut device, &daemon);
+    if held.is_err() {
+        dm.resume()?;
+    }
+    held?;
+    daemon.replace_held(|| dm.resume())?;
+    device.reconnect(daemon.socket())?;
+    for queue in 0..SECTORS.len() {
+        let status = device.queue(queue).collect()?.1.status;
+        ensure!(status == Some(S_OK), "the write on queue {queue} ended with {status:?}");
+    }
+    let recovered = daemon.total("queue_recovered_requests_total")?;
+    ensure!(recovered == SECTORS.len() as u64, "{recovered} requests were recovered");
+    for sector in SECTORS {
+        let mut data = [0; 4096];
+        device.read(sector, &mut data)?;
+        ensure!(data == [HELD; 4096], "sector {sector} has {}", data[0]);
+    }
     Ok(())
 }
 
+/// Starts a write on each queue, and waits until all are in flight.
+fn hold_writes(device: &mut Device, daemon: &Daemon) -> Result<()> {
+    let layout = device.layout();
+    for (queue, sector) in SECTORS.into_iter().enumerate() {
+        device.queue(queue).submit(&Request::write(sector, &[HELD; 4096]), &layout)?;
+    }
+    wait_until("the writes in flight", || {
+        let inflight = daemon.total("queue_inflight_requests")?;
+        Ok((inflight == SECTORS.len() as u64).then_some(()))
+    })
+}
+
 /// Kills the daemon with SIGKILL repeatedly, under load; its successor replays the requests in
-/// flight, and returns their number. Each other call arrives.
-fn kill_daemon(env: &Env, disk: Result<Disk>, setup: Setup) -> Result<u64> {
+/// flight. Each other call arrives.
+fn kill_daemon(env: &Env, disk: Result<Disk>, setup: Setup) -> Result<()> {
     let env = &env.over_daemon();
     let disk = disk_of(env, disk)?;
     println!("on {disk}, {setup:?}");
@@ -340,5 +398,5 @@ fn kill_daemon(env: &Env, disk: Result<Disk>, setup: Setup) -> Result<u64> {
     tell(&done);
     println!("{recovered} requests were in flight at {rounds} kills");
     ensure!(daemon.is_alive(), "the last daemon died");
-    Ok(recovered)
+    Ok(())
 }
