@@ -4,8 +4,9 @@
 
 use super::specs_for;
 use crate::host::abi::fails;
+use crate::host::disks::holding;
 use crate::host::env::Env;
-use crate::host::fixture::{Disk, NullBlkOptions, null_blk, wait_until};
+use crate::host::fixture::{Disk, Dm, wait_until};
 use crate::host::integrity::{Setup, disk_of, tell};
 use crate::host::load::under_load;
 use crate::host::target::{LIMIT, need_module, options};
@@ -14,9 +15,12 @@ use anyhow::{Context, Result, anyhow, ensure};
 use driver::kernel::{KernelDevice, KernelOptions, abi};
 use driver::{Device, GuestMemory, Layout, Options, QueueSetup, Request};
 use kit::rng::Rng;
+use kit::sched::waits_in;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::mpsc::channel;
 use std::thread::JoinHandle;
 use std::time::Duration;
 use virtio_spec::blk::S_OK;
@@ -113,21 +117,18 @@ pub(crate) fn iotlb_with_misses(env: &Env, disk: Result<Disk>, setup: Setup) -> 
     Ok(())
 }
 
-/// Time of each request on the disk of the case that invalidates entries during a request.
-const SLOW_NS: u64 = 500_000_000;
-/// Bytes of each such request.
-const SLOW_BYTES: usize = 64 << 10;
+/// Bytes of each request of the cases that invalidate entries.
+const READ_BYTES: usize = 64 << 10;
 
-/// A disk with slow reads, a device whose addresses are translated and mapped, its IOMMU, and the
-/// data at the start of the disk.
-fn slow_device(env: &Env) -> Result<(Disk, Device, KernelDevice, Vec<u8>)> {
+/// A disk that can hold requests, a device whose addresses are translated and mapped, its IOMMU, and
+/// the data at the start of the disk.
+fn holding_device(env: &Env) -> Result<(Disk, Dm, Device, KernelDevice, Vec<u8>)> {
     need_module()?;
-    let slow = NullBlkOptions { irqmode: 2, completion_ns: SLOW_NS, ..NullBlkOptions::USUAL };
-    let (disk, _) = null_blk(slow)?;
-    let data = Rng::new(env.seed()).bytes(SLOW_BYTES);
+    let (disk, dm) = holding(false)?;
+    let data = Rng::new(env.seed()).bytes(READ_BYTES);
     std::fs::write(&disk.path, &data).context("filling the disk")?;
     let (device, iommu) = mapped_device(&disk, Options { scratch_bytes: 1 << 20, ..options() })?;
-    Ok((disk, device, iommu, data))
+    Ok((disk, dm, device, iommu, data))
 }
 
 /// A device whose addresses are translated and mapped, and its IOMMU.
@@ -149,10 +150,9 @@ pub(super) fn mapped_device(disk: &Disk, options: Options) -> Result<(Device, Ke
 /// An invalidation returns when no request in flight uses the old addresses, even if it removes the
 /// rings' addresses too. The used entries follow when the rings' addresses are back.
 pub(crate) fn invalidation_waits(env: &Env) -> Result<()> {
-    let (_disk, mut device, iommu, data) = slow_device(env)?;
-    let mut in_flight = 0;
+    let (_disk, dm, mut device, iommu, data) = holding_device(env)?;
     for round in 0..3 {
-        in_flight += u64::from(invalidated(&mut device, &iommu, &data, round)?);
+        invalidated(&mut device, &iommu, &dm, &data, round)?;
         asks_for_rings(&iommu)?;
         if round == 2 {
             fails("a stop without rings", iommu.set_queue(0, false), libc::EAGAIN)?;
@@ -160,16 +160,14 @@ pub(crate) fn invalidation_waits(env: &Env) -> Result<()> {
         map_all(&iommu, device.memory())?;
         ends_well(&mut device, &data).with_context(|| format!("round {round}"))?;
     }
-    stops(&mut device, &iommu)?;
-    ensure!(in_flight > 0, "no request was in flight when its addresses were taken away");
-    Ok(())
+    stops(&mut device, &iommu)
 }
 
 /// A stop succeeds once the rings are mapped again, even if nobody has read that the device asked
 /// for them: the core then wakes no worker.
 pub(crate) fn stop_after_update(env: &Env) -> Result<()> {
-    let (_disk, mut device, iommu, data) = slow_device(env)?;
-    invalidated(&mut device, &iommu, &data, 0)?;
+    let (_disk, dm, mut device, iommu, data) = holding_device(env)?;
+    invalidated(&mut device, &iommu, &dm, &data, 0)?;
     fails("a stop without rings", iommu.set_queue(0, false), libc::EAGAIN)?;
     map_all(&iommu, device.memory())?;
     stops(&mut device, &iommu)?;
@@ -182,7 +180,7 @@ const BLIND_KICKS: u32 = 50;
 
 /// A driver that kicks without an entry for its rings, or for its buffers, makes the device ask once.
 pub(crate) fn one_question(env: &Env) -> Result<()> {
-    let (_disk, mut device, iommu, data) = slow_device(env)?;
+    let (_disk, _, mut device, iommu, data) = holding_device(env)?;
     let layout = device.layout();
     let region = device.memory().regions()[0].clone();
     for lost in ["rings", "buffer"] {
@@ -214,7 +212,7 @@ const QUIET: Duration = Duration::from_millis(100);
 /// A queue that has asked for its rings stops. An IOTLB update runs it no more: nothing waits for such a run, so that
 /// its worker could be gone.
 pub(crate) fn stopped_after_question(env: &Env) -> Result<()> {
-    let (_disk, mut device, iommu, data) = slow_device(env)?;
+    let (_disk, _, mut device, iommu, data) = holding_device(env)?;
     let layout = device.layout();
     let region = device.memory().regions()[0].clone();
     let placed = device.queue(0).place(&Request::read(0, data.len()), &layout)?;
@@ -239,8 +237,8 @@ const NOTHING: u64 = 4096;
 
 /// A used entry that cannot be written counts as dropped, not as completed.
 pub(crate) fn used_ring_lost(env: &Env) -> Result<()> {
-    let (_disk, mut device, iommu, data) = slow_device(env)?;
-    invalidated(&mut device, &iommu, &data, 0)?;
+    let (_disk, dm, mut device, iommu, data) = holding_device(env)?;
+    invalidated(&mut device, &iommu, &dm, &data, 0)?;
     asks_for_rings(&iommu)?;
     let region = device.memory().regions()[0].clone();
     iommu.map_iotlb(region.gpa(), region.size(), NOTHING, abi::ACCESS_RW)?;
@@ -274,14 +272,15 @@ fn asks_for_rings(iommu: &KernelDevice) -> Result<()> {
     Ok(())
 }
 
-/// Removes all addresses while a read is in flight, after `earlier` other reads. Returns whether
-/// the read was in flight at that moment.
+/// Removes all addresses while the disk holds a read, after `earlier` other reads. The removal returns after the end
+/// of the read.
 fn invalidated(
     device: &mut Device,
     iommu: &KernelDevice,
+    dm: &Dm,
     data: &[u8],
     earlier: u64,
-) -> Result<bool> {
+) -> Result<()> {
     // The misalignment makes the device copy the data to the guest at the end, by address.
     let layout = Layout { misalign: 64, ..device.layout() };
     let placed = device.queue(0).place(&Request::read(0, data.len()), &layout)?;
@@ -289,18 +288,41 @@ fn invalidated(
     let memory = device.memory().clone();
     let buffer = memory.area(buffer.gpa, data.len());
     let status = memory.area(status.gpa, 1);
+    dm.suspend()?;
     device.queue(0).add_placed(placed, layout.indirect)?;
     device.queue(0).queue().publish();
     device.queue(0).queue().kick_if_asked();
-    let taken = || Ok((counters(device)?["chains"] > earlier).then_some(()));
-    wait_until("the read to be taken", taken)?;
+    let removal = begin_removal(device, iommu, earlier);
     let before = status.to_vec(0, 1)[0];
-    let region = &memory.regions()[0];
-    iommu.unmap_iotlb(region.gpa(), region.size())?;
+    dm.resume()?;
+    removal?.join().map_err(|_| anyhow!("the removal panicked"))??;
     let after = status.to_vec(0, 1)[0];
+    ensure!(before != S_OK, "the read ended while the disk held it");
     ensure!(after == S_OK, "the status byte is {after:#x} after the invalidation");
     ensure!(buffer.to_vec(0, data.len()) == data, "the data is not there after the invalidation");
-    Ok(before != S_OK)
+    Ok(())
+}
+
+/// Waits until the device has taken a read. Removes all addresses, and waits until the removal waits for the read.
+fn begin_removal(
+    device: &mut Device,
+    iommu: &KernelDevice,
+    earlier: u64,
+) -> Result<JoinHandle<io::Result<()>>> {
+    let taken = || Ok((counters(device)?["chains"] > earlier).then_some(()));
+    wait_until("the read to be taken", taken)?;
+    let region = device.memory().regions()[0].clone();
+    let (iommu, (tell, told)) = (iommu.try_clone()?, channel());
+    let removal = std::thread::spawn(move || {
+        // The receiver waits for it.
+        let _ = tell.send(rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs());
+        iommu.unmap_iotlb(region.gpa(), region.size())
+    });
+    let task = told.recv()?;
+    wait_until("the removal to wait", || {
+        Ok(waits_in(std::process::id(), task, "vhost_blk_drain_all").then_some(()))
+    })?;
+    Ok(removal)
 }
 
 fn map_all(iommu: &KernelDevice, memory: &GuestMemory) -> Result<()> {
