@@ -10,6 +10,7 @@ use crate::host::env::{Env, Plane};
 use crate::host::fixture::{Disk, FileSystem, image};
 use crate::host::integrity::disk_of;
 use crate::host::target::{self, Target, options};
+use crate::host::visibility::fdinfo_of;
 use anyhow::{Context, Result, anyhow, ensure};
 use chains::Chains;
 use driver::kernel::regions_of;
@@ -53,11 +54,12 @@ const REGION_BYTES: u64 = 16 << 20;
 const CANARY_BYTES: u64 = 1 << 20;
 /// Content of these bytes.
 const CANARY: u8 = 0xc5;
-/// Longest wait for the device to process a batch.
-const BATCH_LIMIT: Duration = Duration::from_millis(50);
-/// Batches that may last longer, as by an index of the ring that a chain has overwritten: these, and one
-/// of four.
-const LATE_MAX: u64 = 16;
+/// Time after which a batch may be stuck.
+const BATCH_TIME: Duration = Duration::from_millis(50);
+/// Times that the honest queue is served while a stuck queue does nothing.
+const LOOKS: u32 = 3;
+/// Batches that may be stuck, as by an index of the ring that a chain has overwritten: these, and one of four.
+const STUCK_MAX: u64 = 16;
 /// Batches between two requests on the honest queue.
 const HONEST_EVERY: u64 = 64;
 
@@ -69,8 +71,8 @@ struct Arena {
     err: EventFd,
     faults: u64,
     used: u64,
-    /// Number of batches that the device did not process in [`BATCH_LIMIT`].
-    late: u64,
+    /// Number of batches that the device did not process to the end.
+    stuck: u64,
     daemon: Option<crate::host::daemon::Daemon>,
 }
 
@@ -82,8 +84,10 @@ pub(crate) fn run(env: &Env, disk: Result<Disk>, count: u64, race: bool) -> Resu
     for event_idx in [false, true] {
         let mut arena = Arena::new(env, &disk, event_idx)?;
         arena.attack(env.seed(), count / 2, race)?;
-        let Arena { used, faults, late, .. } = arena;
-        println!("event index {event_idx}: {used} used, {faults} ring faults, {late} late batches");
+        let Arena { used, faults, stuck, .. } = arena;
+        println!(
+            "event index {event_idx}: {used} used, {faults} ring faults, {stuck} stuck batches"
+        );
         ensure!(arena.faults > 0 && arena.used > 0, "the device has seen nothing of it");
         arena.check_canaries()?;
         arena.serves_again().context("after the attack")?;
@@ -114,7 +118,7 @@ impl Arena {
             kernel.device().set_mem_table(&table)?;
         }
         let err = EventFd::new(EFD_NONBLOCK)?;
-        Ok(Self { device, memory, queue, err, faults: 0, used: 0, late: 0, daemon })
+        Ok(Self { device, memory, queue, err, faults: 0, used: 0, stuck: 0, daemon })
     }
 
     fn attack(&mut self, seed: u64, count: u64, race: bool) -> Result<()> {
@@ -140,8 +144,8 @@ impl Arena {
                 Err(why) => outcome = Err(why),
             }
             batch += 1;
-            if outcome.is_ok() && self.late > LATE_MAX + batch / 4 {
-                outcome = Err(anyhow!("{} of {batch} batches were late", self.late));
+            if outcome.is_ok() && self.stuck > STUCK_MAX + batch / 4 {
+                outcome = Err(anyhow!("{} of {batch} batches were stuck", self.stuck));
             }
         }
         stop.store(true, Relaxed);
@@ -156,30 +160,66 @@ impl Arena {
         self.restart(batch)?;
         chains.fill(rng, heads);
         self.queue.kick();
-        let (end, mut is_late) = (Instant::now() + BATCH_LIMIT, false);
-        while !is_late {
-            if self.err.read().is_ok() {
-                self.faults += 1;
-                break;
-            }
-            if self.queue.split().used_idx() >= heads {
-                break;
-            }
-            is_late = Instant::now() > end;
-            std::thread::yield_now();
-        }
+        let is_stuck = self.wait_for_end(heads)?;
         // The chains can make the device write anything into the ring.
         let used = u64::from(self.queue.split().used_idx().min(heads));
         self.used += used;
-        if is_late {
-            self.late += 1;
-            self.device.session().stop_queue(INDEX).context("stop of a late queue")?;
-            self.honest().context("the honest queue beside a late one")?;
+        if is_stuck {
+            self.stuck += 1;
+            self.device.session().stop_queue(INDEX).context("stop of a stuck queue")?;
+            self.honest().context("the honest queue beside a stuck one")?;
         }
         if batch.is_multiple_of(HONEST_EVERY) {
             self.honest().context("the honest queue")?;
         }
         Ok(used + self.faults - faults)
+    }
+
+    /// Waits until a batch has ended, by a fault of the ring or by its last used entry. Returns whether it is stuck
+    /// before that.
+    fn wait_for_end(&mut self, heads: u16) -> Result<bool> {
+        let (end, mut look) = (Instant::now() + target::LIMIT, Instant::now() + BATCH_TIME);
+        loop {
+            if self.err.read().is_ok() {
+                self.faults += 1;
+                return Ok(false);
+            }
+            if self.queue.split().used_idx() >= heads {
+                return Ok(false);
+            }
+            if Instant::now() > look {
+                if self.is_stuck().context("a look at a batch that takes long")? {
+                    return Ok(true);
+                }
+                ensure!(Instant::now() < end, "a batch does not end: {}", self.position()?);
+                look = Instant::now() + BATCH_TIME;
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    /// Returns whether the hostile queue has nothing in flight, and stands still while its thread serves the honest
+    /// queue. A thread that waits for a CPU serves neither.
+    fn is_stuck(&mut self) -> Result<bool> {
+        let before = self.position()?;
+        for _ in 0..LOOKS {
+            self.honest().context("the honest queue beside a late one")?;
+        }
+        Ok(before.contains(" inflight=0 ") && self.position()? == before)
+    }
+
+    /// The used index of the hostile queue, and its requests in flight. The module also counts all that it does.
+    fn position(&mut self) -> Result<String> {
+        let used = self.queue.split().used_idx();
+        if let Some(daemon) = &self.daemon {
+            // The honest queue has none.
+            let inflight = daemon.total("queue_inflight_requests")?;
+            return Ok(format!("used={used} inflight={inflight} "));
+        }
+        let text = fdinfo_of(self.device.session())?;
+        let name = format!("queue{INDEX}:");
+        let counters = text.lines().find(|line| line.starts_with(&name));
+        Ok(format!("used={used} {}", counters.with_context(|| format!("no {name} in: {text}"))?))
     }
 
     /// Stops the hostile queue, empties its ring, and starts it again.
