@@ -156,6 +156,8 @@ pub(crate) fn trace_events(env: &Env, disk: Result<Disk>) -> Result<()> {
     let (mut device, _disk) = direct(env, disk, &options())?;
     let layout = device.layout();
     device.write(0, &[1; 4096])?;
+    // The module has told all stages of the write when the queue can be read.
+    counters(&mut device)?;
     let events = Events::on()?;
     let read = device.queue(0).execute(&Request::read(0, 4096), &layout)?;
     ensure!(read.status == Some(S_OK), "the read ended with {:?}", read.status);
