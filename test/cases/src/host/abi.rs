@@ -3,9 +3,9 @@
 //! in-flight region.
 
 use crate::case::cases;
-use crate::host::disks::usual;
+use crate::host::disks::{holding, usual};
 use crate::host::env::Env;
-use crate::host::fixture::{Disk, NullBlkOptions, null_blk};
+use crate::host::fixture::{Disk, NullBlkOptions, null_blk, wait_until};
 use crate::host::integrity::disk_of;
 use crate::host::target::{self, need_module, options};
 use anyhow::{Context, Result, ensure};
@@ -375,37 +375,42 @@ const FIRST: usize = 16;
 const ENTRY: usize = 16;
 const USED_IDX_AT: usize = 14;
 
+/// Reads that are in flight at once.
+const READS: u16 = 4;
+
 /// The region marks chains while they are in flight, and no longer.
 pub(crate) fn inflight_region(_env: &Env) -> Result<()> {
     need_module()?;
-    let slow = NullBlkOptions { irqmode: 2, completion_ns: 300_000_000, ..NullBlkOptions::USUAL };
-    let (disk, _) = null_blk(slow)?;
+    let (disk, dm) = holding(false)?;
     let options = Options { inflight: true, ..options() };
     let mut device = Device::open_kernel(disk.open()?, &options, &KernelOptions::default())?;
     let area = device.inflight().context("no region")?.area();
-    let marked = |id: u16| area.load_u8(FIRST + ENTRY * usize::from(id), Relaxed) == 1;
-    let layout = device.layout();
+    let is_marked = |id: u16| area.load_u8(FIRST + ENTRY * usize::from(id), Relaxed) == 1;
     for round in 1..=3_u16 {
-        let ids: Vec<u16> = (0..4)
-            .map(|n| device.queue(0).submit(&Request::read(n * 8, 4096), &layout))
-            .collect::<Result<_, _>>()?;
-        let end = std::time::Instant::now() + crate::host::target::LIMIT;
-        while !ids.iter().all(|&id| marked(id)) {
-            let used = device.queue(0).queue().split().used_idx();
-            ensure!(used != round * 4, "all is used, and not all was ever marked");
-            ensure!(std::time::Instant::now() < end, "chains in flight are not marked");
-        }
+        dm.suspend()?;
+        let ids = submit_reads(&mut device).and_then(|ids| {
+            let are_marked = || Ok(ids.iter().all(|&id| is_marked(id)).then_some(()));
+            wait_until("marks of chains in flight", are_marked)?;
+            Ok(ids)
+        });
+        dm.resume()?;
+        let ids = ids?;
         for _ in &ids {
             device.queue(0).collect()?;
         }
         // The mark is cleared after the used entry is visible.
-        while ids.iter().any(|&id| marked(id)) {
-            ensure!(std::time::Instant::now() < end, "chains that came back stay marked");
-        }
+        let are_cleared = || Ok((!ids.iter().any(|&id| is_marked(id))).then_some(()));
+        wait_until("no marks of chains that came back", are_cleared)?;
         let used = area.load_u16(USED_IDX_AT, Relaxed);
-        ensure!(used == round * 4, "the region's used index is {used}, not {}", round * 4);
+        ensure!(used == round * READS, "the region's used index is {used} in round {round}");
     }
     a_reset_forgets_the_region(device)
+}
+
+fn submit_reads(device: &mut Device) -> Result<Vec<u16>> {
+    let layout = device.layout();
+    let mut submit = |n: u64| device.queue(0).submit(&Request::read(n * 8, 4096), &layout);
+    (0..u64::from(READS)).map(|n| Ok(submit(n)?)).collect()
 }
 
 /// A reset forgets the region, which is an address in the memory of the previous owner.
