@@ -4,8 +4,10 @@
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow, bail, ensure};
+use kit::sched::Times;
 
 use crate::case::cases;
 use crate::guest::load::memory::Aligned;
@@ -32,13 +34,13 @@ const READS: u64 = 8000;
 const PASSED_MAX: u64 = 10 * THREADS;
 /// Number of rounds that have to be within the limit.
 const WITHIN: usize = 3;
-/// Most rounds: a thread that gets no CPU is passed, too, and spoils its round.
+/// Most rounds.
 const ROUNDS: usize = 15;
 
 /// Observations of a thread.
 struct Seen {
     reads: u64,
-    /// The most reads of other threads that ended while a read of this thread waited.
+    /// The most reads of other threads that ended while a read of this thread waited for the disk.
     passed: u64,
 }
 
@@ -83,11 +85,34 @@ fn read(file: &std::fs::File, index: u64, ended: &AtomicU64) -> Result<Seen> {
     let mut buffer = Aligned::new(4096);
     let mut seen = Seen { reads: 0, passed: 0 };
     while ended.load(Ordering::Relaxed) < READS {
+        let (begin, times) = (Instant::now(), Times::of_this_thread()?);
         let before = ended.load(Ordering::Relaxed);
         file.read_exact_at(buffer.bytes(), index << 16)?;
         let after = ended.fetch_add(1, Ordering::Relaxed);
+        let awake = Times::of_this_thread()?.since(&times);
         seen.reads += 1;
-        seen.passed = seen.passed.max(after - before);
+        seen.passed = seen.passed.max(while_asleep(after - before, begin.elapsed(), awake));
     }
     Ok(seen)
+}
+
+/// The part of the reads that ended in `took` for the time in which the thread slept. A thread that got a CPU late, or
+/// whose CPU stood still, was passed by no fault of the driver.
+fn while_asleep(reads: u64, took: Duration, awake: Times) -> u64 {
+    let asleep = took.saturating_sub(awake.busy + awake.waited);
+    (reads as f64 * asleep.as_secs_f64() / took.as_secs_f64().max(f64::MIN_POSITIVE)) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_that_pass_a_thread_without_a_cpu_do_not_count() {
+        let [whole, half] = [40, 20].map(Duration::from_millis);
+        let awake = |busy, waited| Times { busy, waited };
+        assert_eq!(while_asleep(500, whole, awake(Duration::ZERO, Duration::ZERO)), 500);
+        assert_eq!(while_asleep(500, whole, awake(half, Duration::ZERO)), 250);
+        assert_eq!(while_asleep(500, whole, awake(half, whole)), 0);
+    }
 }
