@@ -5,12 +5,13 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Sender, channel};
 
 use anyhow::{Context as _, Result, anyhow, ensure};
 use kit::power_cut;
 use kit::rng::Rng;
+use kit::sched::waits_in;
 
 use crate::case::cases;
 use crate::guest::load::memory::Aligned;
@@ -18,7 +19,7 @@ use crate::guest::load::open_direct;
 use crate::guest::machine::backing::Backing;
 use crate::guest::machine::disk::{Disk, Plug};
 use crate::guest::mode::{Driver, Mode};
-use crate::guest::system::{read, wait_for};
+use crate::guest::system::wait_for;
 use crate::guest::{Context, Modes};
 use kit::disks::Ask;
 
@@ -37,6 +38,8 @@ const JOURNAL: Backing =
     Backing::Journal { bytes: 16 << 20, physical_block_bytes: power_cut::SECTOR };
 /// One flush in flight on the device, and one for all flushes that arrive in the meantime.
 const SHARED: u64 = 2;
+/// The kernel's function in which a thread waits for its flush.
+const FLUSHES: &str = "blkdev_issue_flush";
 
 fn flushes(context: &Context) -> Result<()> {
     // One queue, because each queue has its own flushes.
@@ -115,20 +118,23 @@ fn shared(context: &Context, journal: &str, file: &File) -> Result<()> {
 fn flush_at_once(context: &Context, journal: &str, file: &File) -> Result<u64> {
     let before = entries(context, journal)?;
     let held = Held::new(context, journal)?;
-    let threads: [AtomicU64; THREADS] = Default::default();
+    let threads: [AtomicU32; THREADS] = Default::default();
     std::thread::scope(|scope| {
         let flushing: Vec<_> = threads
             .iter()
             .map(|thread| {
                 scope.spawn(|| {
                     let id = rustix::thread::gettid().as_raw_nonzero().get();
-                    thread.store(id as u64, Ordering::Relaxed);
+                    thread.store(id.unsigned_abs(), Ordering::Relaxed);
                     file.sync_data()
                 })
             })
             .collect();
         let waiting = wait_for("all threads to wait for their flush", || {
-            threads.iter().all(|thread| sleeps(thread.load(Ordering::Relaxed))).then_some(())
+            let waits = |thread: &AtomicU32| {
+                waits_in(std::process::id(), thread.load(Ordering::Relaxed), FLUSHES)
+            };
+            threads.iter().all(waits).then_some(())
         });
         drop(held);
         for thread in flushing {
@@ -139,12 +145,6 @@ fn flush_at_once(context: &Context, journal: &str, file: &File) -> Result<u64> {
     let flushes = entries(context, journal)? - before;
     println!("{flushes} flushes for {THREADS} threads");
     Ok(flushes)
-}
-
-/// True if a thread of this process waits for a disk, by the third word of its `stat`.
-fn sleeps(thread: u64) -> bool {
-    let stat = read(format!("/proc/self/task/{thread}/stat")).unwrap_or_default();
-    stat.rsplit(") ").next().is_some_and(|words| words.starts_with('D'))
 }
 
 /// A block that was durable when the journal had this number of entries.
