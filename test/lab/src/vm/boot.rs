@@ -222,8 +222,8 @@ fn machine_args(base: &VmBase, shape: &VmShape) -> Vec<String> {
     // time stays visible to `stall`. The kernel does not test timer interrupts by counting them for
     // a moment: on a busy machine the emulator may not run in that moment, and the kernel panics.
     let emulated = if base.accel == Accel::Tcg {
-        " no_timer_check tsc=reliable watchdog_thresh=30 rcupdate.rcu_cpu_stall_timeout=90 \
-         kvm_amd.npt=0 damon_stat.enabled=0"
+        " no_timer_check tsc=reliable watchdog_thresh=30 workqueue.watchdog_thresh=90 \
+         rcupdate.rcu_cpu_stall_timeout=90 kvm_amd.npt=0 damon_stat.enabled=0"
     } else {
         ""
     };
