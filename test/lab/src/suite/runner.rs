@@ -15,10 +15,12 @@ use crate::suite::follow::{Followed, Progress};
 use crate::suite::report::{Outcome, Verdict};
 use crate::suite::script::{script_for, unload_case};
 use crate::vm::boot::{Vm, VmBase, VmShape};
+use crate::vm::machine::HelperLate;
 use crate::vm::payload::Payload;
 
 /// Machines that the emulator may lose in a run, before this project's code runs or with evidence
-/// ([`crate::vm::stall`]): about one boot in fifty on a busy machine, whatever is tested later.
+/// ([`crate::vm::stall`]): about one boot in fifty on a busy machine, whatever is tested later. Also machines whose
+/// helper is late.
 const BOOT_RETRIES: u32 = 3;
 
 /// Lines of a failed case's output to show at once.
@@ -84,7 +86,13 @@ impl Runner<'_> {
     ) -> Result<BootEnd> {
         let unload = unload_case(self.shape.machine, self.base.kernel().name());
         let script = script_for(pending.iter().map(|case| (*case, self.timeout_of(case))), &unload);
-        let vm = Vm::boot(self.base, &self.shape, self.payload, &script)?;
+        let vm = match Vm::boot(self.base, &self.shape, self.payload, &script) {
+            Err(why) if may_retry && why.is::<HelperLate>() => {
+                self.tell_new_boot(pending, &why.to_string());
+                return Ok(BootEnd::NoMachine(why.to_string()));
+            }
+            booted => booted?,
+        };
         let mut boot = Followed::new(vm, self.base.kernel().name(), self.show)?;
         let finished = self.cases_of(&mut boot, may_retry, pending, outcomes);
         let finished = match finished {
@@ -98,11 +106,15 @@ impl Runner<'_> {
         let console = self.logs.join(name);
         fs::write(&console, boot.console())?;
         if let Ok(BootEnd::NoMachine(why)) = &finished {
-            let next = pending.front().map_or("the end", |case| &case.name);
-            println!("BOOTED AGAIN: {}, at {next}: {why}", self.kernel());
+            self.tell_new_boot(pending, why);
             println!("  | all of it: {}", console.display());
         }
         finished
+    }
+
+    fn tell_new_boot(&self, pending: &VecDeque<&Case>, why: &str) {
+        let next = pending.front().map_or("the end", |case| &case.name);
+        println!("BOOTED AGAIN: {}, at {next}: {why}", self.kernel());
     }
 
     /// Follows the cases of a boot.
@@ -226,7 +238,7 @@ enum BootEnd {
     Unloads,
     /// After this case the VM is unusable.
     ThrownAway(String),
-    /// The emulator has lost the machine, for this reason.
+    /// The emulator has lost the machine, or its helper was late, for this reason.
     NoMachine(String),
 }
 

@@ -8,9 +8,10 @@
 //! *Debian machine* is a host machine with systemd, on which the packages are installed. The
 //! *libvirt machine* has libvirt besides. The *Ceph machine* is a host machine with Ceph.
 
+use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Result, bail};
 use clap::ValueEnum;
@@ -21,6 +22,7 @@ use crate::guest::escaped;
 use crate::vm::systemd_root::{self, SystemdRoot};
 use kit::interrupt;
 use kit::process::{OwnedChild, StopWith, TICK};
+use kit::sched::Patience;
 
 /// Empty slots of the guest machine, numbered from 1.
 const SLOTS: u32 = 8;
@@ -28,7 +30,21 @@ const SLOTS: u32 = 8;
 /// Directory for images of plugged disks, in memory.
 const IMAGES: &str = "/dev/shm";
 
+/// Time for the helper to listen, without its waits for a CPU.
 const HELPER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The helper does not listen in time, for no known reason.
+#[derive(Debug)]
+pub(crate) struct HelperLate(String);
+
+impl fmt::Display for HelperLate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (seconds, said) = (HELPER_TIMEOUT.as_secs(), &self.0);
+        write!(f, "the helper did not listen within {seconds} s: {said}")
+    }
+}
+
+impl std::error::Error for HelperLate {}
 
 /// The kind of machine to boot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
@@ -127,12 +143,15 @@ impl Helper {
         ];
         let log = dir.path().join("helper.log");
         let mut child = OwnedChild::spawn(&args, &log, StopWith::Kill)?;
-        let deadline = Instant::now() + HELPER_TIMEOUT;
+        let patience = Patience::new(child.id(), HELPER_TIMEOUT);
         while !dir.path().join("helper").exists() {
             interrupt::check()?;
-            if child.try_wait()?.is_some() || Instant::now() > deadline {
-                let said = fs::read_to_string(&log).unwrap_or_default();
-                bail!("the helper does not start: {said}");
+            let said = || fs::read_to_string(&log).unwrap_or_default();
+            if let Some(status) = child.try_wait()? {
+                bail!("the helper has ended ({status}): {}", said());
+            }
+            if patience.is_over() {
+                return Err(HelperLate(said()).into());
             }
             std::thread::sleep(TICK);
         }
