@@ -43,7 +43,7 @@ impl Holdings {
     }
 }
 
-/// Threads of the process. Those that the kernel runs for a ring (`iou-wrk-*`) come and go.
+/// Threads of the process, without the threads of the kernel for a ring (`iou-wrk-*`), which come and go.
 fn threads() -> usize {
     let is_ours = |task: &DirEntry| {
         let name = fs::read_to_string(task.path().join("comm"));
