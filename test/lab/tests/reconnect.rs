@@ -4,6 +4,8 @@
 
 mod common;
 
+use std::fs::OpenOptions;
+use std::io::Write;
 use std::time::Duration;
 
 use common::{LAB, build_daemon, disk_args};
@@ -17,28 +19,33 @@ use lab::server::{Server, ServerCommand};
 /// The nested lab has longer versions: `reconnect-uring`, `reconnect-kernel`.
 const KILLS: usize = 4;
 
-/// The guest's rounds: each takes seconds, and the daemon is killed in its middle.
-fn rounds(count: usize) -> Job {
-    Job::on_disk(&format!(
+/// Content of the second disk when the last daemon has been killed.
+const OVER: &[u8] = b"over";
+
+/// The guest's rounds: each takes seconds, and the daemon is killed in its middle. They end after [`OVER`].
+fn rounds() -> Job {
+    Job::on_disk(
         r#"
+sign() { dd if=/dev/vdb bs=512 count=1 iflag=direct status=none | tr -d '\000'; }
 stage make the file system
 mkfs.ext4 -q -F "$disk"
 mount "$disk" /mnt
 round=0
-while [ "$round" -lt {count} ]; do
+until [ "$(sign)" = over ]; do
     round=$((round + 1))
+    [ "$round" -le 1000 ] || fail "the host gives no sign"
     stage "round $round"
     say "began $round"
     fio --name=verify --filename=/mnt/verify.dat --size=24m --direct=1 --ioengine=io_uring \
         --iodepth=16 --rw=randwrite --bsrange=4k-64k --randrepeat=0 --fsync=32 \
         --verify=crc32c --verify_fatal=1 --do_verify=1 --output=/run/verify.txt ||
-        {{ cat /run/verify.txt; fail "fio found data that is not what it wrote"; }}
+        { cat /run/verify.txt; fail "fio found data that is not what it wrote"; }
 done
 stage check the file system
 umount /mnt
 e2fsck -fn "$disk" || fail "e2fsck found errors"
-"#
-    ))
+"#,
+    )
 }
 
 #[test]
@@ -46,12 +53,17 @@ fn a_guest_that_writes_finds_all_its_data_right_while_its_daemon_is_killed_again
     let directory = tempfile::tempdir_in(LAB.cache.dir()).unwrap();
     let disk = directory.path().join("disk");
     disk::create(&disk, disk::DISK_BYTES).unwrap();
+    let sign = directory.path().join("sign");
+    disk::create(&sign, 1 << 20).unwrap();
     let mut daemon = Server::start(&ServerCommand::daemon(&build_daemon()), &disk, 2).unwrap();
     let spec = GuestSpec {
         accel: LAB.choice.accel,
         vcpus: 2,
-        disks: vec![GuestDisk::Arguments(disk_args(&daemon.socket(), ",reconnect=1"))],
-        job: rounds(KILLS),
+        disks: vec![
+            GuestDisk::Arguments(disk_args(&daemon.socket(), ",reconnect=1")),
+            GuestDisk::VirtioBlk { path: sign.clone(), aio: "native" },
+        ],
+        job: rounds(),
     };
     let guest = Guest::boot(&LAB.base, &spec).unwrap();
     for kill in 1..=KILLS {
@@ -65,6 +77,7 @@ fn a_guest_that_writes_finds_all_its_data_right_while_its_daemon_is_killed_again
         wait_until_so(GUEST_PATIENCE, "QEMU at the new daemon", is_connected)
             .unwrap_or_else(|error| panic!("{error}\n{}", daemon.log()));
     }
+    OpenOptions::new().write(true).open(sign).unwrap().write_all(OVER).unwrap();
     if let Err(error) = guest.finish(GUEST_PATIENCE) {
         panic!("{error:#}\nthe last daemon's log:\n{}", daemon.log());
     }
