@@ -18,7 +18,7 @@ pub enum Change {
     Added,
     /// A disk of the directory could not be started, for this reason.
     StartFailed(String),
-    /// The disk is drained and closed.
+    /// The disk is drained and closed; or a disk that had failed to start is tried no more.
     Removed,
     /// The disk has left its name, and goes when its storage answers.
     GivenUp,

@@ -33,9 +33,9 @@ impl Disks {
         let no_reload = self.try_turn("an upgrade".to_owned());
         let no_reload = no_reload.map_err(|holder| UpgradeError::Turn(holder.told()))?;
         let mut state = self.lock();
-        // Most waits for a storage, and most tries of a disk that fails, are short.
+        // Most waits for a storage, and most tries of a disk that fails, are short. A reload has such tries, too.
         let deadline = Instant::now() + STORAGE_PATIENCE;
-        while state.waits_for_storage() && Instant::now() < deadline {
+        while state.treatments == 0 && state.waits_for_storage() && Instant::now() < deadline {
             drop(state);
             thread::sleep(STORAGE_PATIENCE / 50);
             state = self.lock();

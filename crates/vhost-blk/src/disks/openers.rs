@@ -7,7 +7,6 @@
 use super::{Disks, Origin, Slot};
 use crate::disk::LockWait;
 use crate::disks::reload::Outcome;
-use crate::events::Change;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -136,11 +135,7 @@ impl Disks {
                     let opened = disks.open_of_directory(&reservation, args.clone(), LockWait::No);
                     (Some(args), opened)
                 }
-                Ok(None) => {
-                    drop(reservation);
-                    tracing::info!(disk = name, "the file of the failed disk has gone");
-                    return disks.events.tell(&name, &Change::Removed);
-                }
+                Ok(None) => return reservation.give_back(),
                 Err(failure) => (None, Err(failure)),
             };
             match done {

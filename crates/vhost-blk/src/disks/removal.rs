@@ -138,12 +138,11 @@ impl Disks {
         state.check_free(&format!("remove the disk {name}"))?;
         match which {
             Which::Starting(opening) => {
-                state.leave_opening(name, opening);
-                let removed = self.wait_for_left(state, name, opening);
-                if opening.has_failed_before() {
+                // Before another disk has the name.
+                if state.leave_opening(name, opening) && opening.has_told_failure() {
                     self.events.tell(name, &Change::Removed);
                 }
-                Ok(removed)
+                Ok(self.wait_for_left(state, name, opening))
             }
             Which::Failed => {
                 state.table.remove(name);

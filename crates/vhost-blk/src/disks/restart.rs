@@ -17,7 +17,6 @@ use super::starting::{Failed, Opening, Reservation};
 use super::{Disks, Origin, Slot, State, changing, saving};
 use crate::disk::LockWait;
 use crate::disks::changing::DISK_MAX;
-use crate::events::Change;
 use crate::failure::{Failure, Sort};
 use crate::options::DiskArgs;
 use std::sync::Arc;
@@ -163,7 +162,7 @@ impl Disks {
         if reservation.check().is_err() && !self.is_stopping() {
             return Ok(Outcome::Removed);
         }
-        self.events.tell(&reservation.name, &Change::StartFailed(failure.to_string()));
+        reservation.tell_failure(&failure);
         let opened = self.open_of_directory(reservation, old.clone(), LockWait::from_now());
         if let Err(of_old) = opened {
             tracing::error!(failure = %of_old, "the disk does not start with its old options either");

@@ -11,7 +11,7 @@ use crate::events::Change;
 use crate::failure::{Failure, Sort};
 use crate::notify;
 use crate::options::DiskArgs;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -28,6 +28,8 @@ pub(super) struct Opening {
     since: SystemTime,
     /// The end of the try before.
     before: Option<Failed>,
+    /// Subscribers know of a failure with other options. It orders nothing.
+    has_told_failure: AtomicBool,
 }
 
 /// The end of a try to start a disk of the directory.
@@ -72,7 +74,7 @@ impl Opening {
     /// The opening of a disk of the directory that ends before it.
     pub(super) fn of_restart(args: DiskArgs) -> Opening {
         let (origin, since) = (Origin::Directory, SystemTime::now());
-        Opening { args: Some(args), origin, since, before: None }
+        Opening { args: Some(args), origin, since, before: None, has_told_failure: false.into() }
     }
 
     fn row(&self, name: &str, state: RowState) -> Row {
@@ -88,9 +90,14 @@ impl Opening {
         self.origin
     }
 
-    /// Returns whether this is another try: subscribers know the failure of the first one.
+    /// Returns whether this is another try of a disk that has failed.
     pub(super) fn has_failed_before(&self) -> bool {
         self.before.is_some()
+    }
+
+    /// Returns whether subscribers know of a failure of the disk.
+    pub(super) fn has_told_failure(&self) -> bool {
+        self.before.is_some() || self.has_told_failure.load(Ordering::Relaxed)
     }
 }
 
@@ -209,7 +216,8 @@ impl Disks {
                     _ => None,
                 };
                 let (args, since) = (args.cloned(), SystemTime::now());
-                let opening = Arc::new(Opening { args, origin, since, before });
+                let has_told_failure = false.into();
+                let opening = Arc::new(Opening { args, origin, since, before, has_told_failure });
                 state.table.insert(name.to_owned(), Slot::Starting(Arc::clone(&opening)));
                 let (disks, name) = (Arc::clone(self), name.to_owned());
                 return Ok(Reservation { disks, name, opening });
@@ -302,12 +310,22 @@ impl State {
         text
     }
 
-    /// Takes the name from a disk that is being opened.
-    pub(super) fn leave_opening(&mut self, name: &str, opening: &Arc<Opening>) {
-        if self.table.get(name).is_some_and(|slot| slot.is_opening(opening)) {
-            self.table.remove(name);
+    /// Takes the name from a disk that is being opened. Returns whether it had the name.
+    pub(super) fn leave_opening(&mut self, name: &str, opening: &Arc<Opening>) -> bool {
+        let has_name = self.free_name(name, opening);
+        if has_name {
             self.left.push(Left { name: name.to_owned(), opening: Arc::clone(opening) });
         }
+        has_name
+    }
+
+    /// Frees the name of an opening. Returns whether it had the name.
+    fn free_name(&mut self, name: &str, opening: &Arc<Opening>) -> bool {
+        let has_name = self.table.get(name).is_some_and(|slot| slot.is_opening(opening));
+        if has_name {
+            self.table.remove(name);
+        }
+        has_name
     }
 
     /// Returns whether the thread of a removed disk still opens it.
@@ -368,6 +386,21 @@ impl Reservation {
         Ok(Served { disks, name, stop })
     }
 
+    /// Tells subscribers of a failure with the new options, before a try with the old ones.
+    pub(super) fn tell_failure(&self, failure: &Failure) {
+        self.opening.has_told_failure.store(true, Ordering::Relaxed);
+        self.disks.events.tell(&self.name, &Change::StartFailed(failure.to_string()));
+    }
+
+    /// Ends the tries of a disk whose file has gone, unless it was removed meanwhile.
+    pub(super) fn give_back(&self) {
+        let mut state = self.disks.lock();
+        if state.free_name(&self.name, &self.opening) {
+            tracing::info!(disk = self.name, "the file of the failed disk has gone");
+            self.disks.events.tell(&self.name, &Change::Removed);
+        }
+    }
+
     /// Lists the disk of the directory as failed, until its next try. Returns whether the failure is another one than
     /// that of the try before.
     pub(super) fn fail(&self, args: Option<DiskArgs>, failure: &Failure) -> bool {
@@ -401,9 +434,7 @@ impl Drop for Reservation {
     fn drop(&mut self) {
         let mut state = self.disks.lock();
         // The disk may have gone already, and the name may be that of another reservation.
-        if state.table.get(&self.name).is_some_and(|slot| slot.is_opening(&self.opening)) {
-            state.table.remove(&self.name);
-        }
+        state.free_name(&self.name, &self.opening);
         state.left.retain(|left| !Arc::ptr_eq(&left.opening, &self.opening));
         drop(state);
         self.disks.changed.notify_all();
@@ -418,75 +449,4 @@ fn pause_after(tries: u32) -> Duration {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
-    use super::*;
-    use crate::disks::Removed;
-    use crate::disks::removal::{Purpose, Which};
-    use crate::options::ProcessArgs;
-    use clap::{Args, FromArgMatches};
-
-    #[test]
-    fn tries_come_less_and_less_often_and_never_end() {
-        let pauses: Vec<u64> = (1..12).map(|tries| pause_after(tries).as_secs()).collect();
-        assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300]);
-        assert_eq!(pause_after(u32::MAX), RETRY_MAX);
-    }
-
-    pub(in crate::disks) fn disks() -> Arc<Disks> {
-        let command = ProcessArgs::augment_args(clap::Command::new("process"));
-        let matches = command.get_matches_from(["process"]);
-        Disks::new(ProcessArgs::from_arg_matches(&matches).unwrap(), Mode::Many(None))
-    }
-
-    fn which(disks: &Disks, name: &str) -> Which {
-        Which::of(&disks.lock().table[name])
-    }
-
-    fn state(disks: &Disks) -> Option<RowState> {
-        disks.statuses(Duration::ZERO).first().map(|row| row.state)
-    }
-
-    #[test]
-    fn a_removal_takes_its_disk_and_no_other_one_of_the_name() {
-        let disks = disks();
-        let reserve = || disks.reserve("a", None, Origin::Directory).unwrap();
-        let first = reserve();
-        let of_first = which(&disks, "a");
-        drop(first);
-        let second = reserve();
-        let failure = disks.remove_this("a", &of_first, Purpose::Removal, || true).unwrap_err();
-        assert_eq!(failure.sort, Sort::NoSuchDisk);
-        second.check().unwrap();
-        let of_second = which(&disks, "a");
-        assert_eq!(
-            disks.remove_this("a", &of_second, Purpose::Removal, || true).unwrap(),
-            Removed::GivenUp
-        );
-        assert_eq!(state(&disks), Some(RowState::GivenUp));
-        // The name is free, and the opening that was left does nothing to the next one.
-        let third = reserve();
-        assert!(second.check().unwrap_err().why.contains("removed while it was being opened"));
-        second.fail(None, &Failure::run("open", "late", "none"));
-        drop(second);
-        third.check().unwrap();
-        assert_eq!(state(&disks), Some(RowState::Starting));
-        drop(third);
-        assert_eq!(state(&disks), None);
-    }
-
-    #[test]
-    fn a_failed_disk_keeps_its_name_for_the_directory_until_the_stop() {
-        let disks = disks();
-        let failure = Failure::run("open", "it is away", "bring it back");
-        assert!(disks.note_failed("a", &failure));
-        assert!(!disks.note_failed("a", &failure), "the same error is no news");
-        assert!(disks.note_failed("a", &Failure { why: "it is wrong".to_owned(), ..failure }));
-        let start = disks.start_of(None).unwrap().start.unwrap();
-        assert_eq!((start.tries, start.failure.unwrap().why.as_str()), (3, "it is wrong"));
-        assert!(disks.reserve("a", None, Origin::Command).is_err());
-        disks.stop();
-        disks.wait();
-        assert!(!disks.note_failed("a", &Failure::run("open", "late", "none")));
-        assert_eq!(state(&disks), None);
-    }
-}
+pub(super) mod tests;

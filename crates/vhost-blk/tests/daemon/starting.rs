@@ -108,7 +108,9 @@ fn a_failed_disk_that_is_removed_while_another_try_hangs_is_told_as_removed() {
     let mount = image(&rig.place);
     let frozen = Frozen::of(&mount);
     let mut events = rig.events();
-    rig.write_file("hangs", HANGS);
+    // No try sees a part of the file.
+    rig.write_file("part", HANGS);
+    std::fs::rename(rig.path("conf/part.toml"), rig.path("conf/hangs.toml")).unwrap();
     let hangs = |(name, state): &(String, String)| name == "opening" && state == "D";
     rig.place.wait_until("the next try", || rig.daemon.threads().iter().any(hangs));
     rig.ok("pause --all");
@@ -116,6 +118,8 @@ fn a_failed_disk_that_is_removed_while_another_try_hangs_is_told_as_removed() {
     assert_eq!(events.next_event()["event"], "removed");
     drop(frozen);
     rig.place.wait_until("the end of the try", || rig.row("hangs").is_null());
+    rig.add("a", "");
+    assert_eq!(events.next_event()["event"], "added", "the removal is one event");
 }
 
 /// More than the control socket has places for commands.

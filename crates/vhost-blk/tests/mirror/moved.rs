@@ -132,13 +132,12 @@ fn a_completion_may_be_ordered_during_the_first_copy() {
     add_raw(&rig);
     let mut device = guest(&rig, "a");
     fill(&mut device, 7);
-    rig.ok("mirror a --to b --bandwidth 64K");
+    // 16 MiB at this rate take a few seconds.
+    rig.ok("mirror a --to b --bandwidth 4M");
     assert_eq!(mirror(&rig)["state"], "copying");
     let mut raw = rig.connect();
     let call = r#"{"method":"io.vhostblk.CompleteMirror","parameters":{"name":"a"}}"#;
-    raw.send(call);
-    rig.ok("jobs a --bandwidth off");
-    let reply = raw.receive();
+    let reply = raw.call(call);
     assert_eq!(reply["parameters"]["image"], text(&rig.path("b")), "{reply}");
     assert!(content(&mut device).iter().all(|byte| *byte == 7));
 }
@@ -290,7 +289,7 @@ fn a_disk_moves_away_from_a_full_file_system_without_a_mark() {
         return;
     }
     let rig = Rig::new();
-    let small = Mount::ext4(64);
+    let small = Mount::ext4(rig.place.dir.path(), 64);
     let old = small.path("a.img");
     File::create(&old).unwrap().set_len(BYTES).unwrap();
     add(&rig, "a", &format!("--blk-file {}", text(&old)));

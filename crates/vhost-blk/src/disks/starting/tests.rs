@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The names of disks that are being opened.
+
+use super::*;
+use crate::disks::Removed;
+use crate::disks::removal::{Purpose, Which};
+use crate::options::ProcessArgs;
+use clap::{Args, FromArgMatches};
+
+#[test]
+fn tries_come_less_and_less_often_and_never_end() {
+    let pauses: Vec<u64> = (1..12).map(|tries| pause_after(tries).as_secs()).collect();
+    assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300]);
+    assert_eq!(pause_after(u32::MAX), RETRY_MAX);
+}
+
+pub(in crate::disks) fn disks() -> Arc<Disks> {
+    let command = ProcessArgs::augment_args(clap::Command::new("process"));
+    let matches = command.get_matches_from(["process"]);
+    Disks::new(ProcessArgs::from_arg_matches(&matches).unwrap(), Mode::Many(None))
+}
+
+fn which(disks: &Disks, name: &str) -> Which {
+    Which::of(&disks.lock().table[name])
+}
+
+fn state(disks: &Disks) -> Option<RowState> {
+    disks.statuses(Duration::ZERO).first().map(|row| row.state)
+}
+
+#[test]
+fn a_removal_takes_its_disk_and_no_other_one_of_the_name() {
+    let disks = disks();
+    let reserve = || disks.reserve("a", None, Origin::Directory).unwrap();
+    let first = reserve();
+    let of_first = which(&disks, "a");
+    drop(first);
+    let second = reserve();
+    let failure = disks.remove_this("a", &of_first, Purpose::Removal, || true).unwrap_err();
+    assert_eq!(failure.sort, Sort::NoSuchDisk);
+    second.check().unwrap();
+    let of_second = which(&disks, "a");
+    assert_eq!(
+        disks.remove_this("a", &of_second, Purpose::Removal, || true).unwrap(),
+        Removed::GivenUp
+    );
+    assert_eq!(state(&disks), Some(RowState::GivenUp));
+    // The name is free, and the opening that was left does nothing to the next one.
+    let third = reserve();
+    assert!(second.check().unwrap_err().why.contains("removed while it was being opened"));
+    second.fail(None, &Failure::run("open", "late", "none"));
+    drop(second);
+    third.check().unwrap();
+    assert_eq!(state(&disks), Some(RowState::Starting));
+    drop(third);
+    assert_eq!(state(&disks), None);
+}
+
+#[test]
+fn a_failed_disk_keeps_its_name_for_the_directory_until_the_stop() {
+    let disks = disks();
+    let failure = Failure::run("open", "it is away", "bring it back");
+    assert!(disks.note_failed("a", &failure));
+    assert!(!disks.note_failed("a", &failure), "the same error is no news");
+    assert!(disks.note_failed("a", &Failure { why: "it is wrong".to_owned(), ..failure }));
+    let start = disks.start_of(None).unwrap().start.unwrap();
+    assert_eq!((start.tries, start.failure.unwrap().why.as_str()), (3, "it is wrong"));
+    assert!(disks.reserve("a", None, Origin::Command).is_err());
+    disks.stop();
+    disks.wait();
+    assert!(!disks.note_failed("a", &Failure::run("open", "late", "none")));
+    assert_eq!(state(&disks), None);
+}
