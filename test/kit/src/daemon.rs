@@ -64,9 +64,9 @@ impl Daemon {
     /// As [`Self::replace_killed`], for a server that cannot end before `release`, as its storage hangs. None of its
     /// code runs any more by then.
     pub fn replace_held(&mut self, release: impl FnOnce() -> Result<()>) -> Result<()> {
-        self.signal(Signal::KILL)?;
-        let stands = wait_until_so(STAND_LIMIT, "the threads of a killed server to end", || {
-            stands_still(self.id())
+        let stands = self.signal(Signal::KILL).and_then(|()| {
+            let what = "the threads of a killed server to end";
+            wait_until_so(STAND_LIMIT, what, || stands_still(self.id()))
         });
         release()?;
         stands?;

@@ -65,7 +65,7 @@ fn cached_writes_are_not_handed_on(device: &mut Device) -> Result<()> {
         let most = ticks_since(begin)? + 1;
         let count = handed_on(device)? - before;
         ensure!(count <= most, "round {round}: {count} of {WRITES} cached writes were handed on");
-        proofs += u32::from(most < WRITES);
+        proofs += u32::from(most <= WRITES / 2);
         // Of writes at once, several may be the first of a tick that begins meanwhile.
         let (before, begin) = (handed_on(device)?, last_tick());
         device.write(0, &[2; 4096])?;
@@ -80,7 +80,7 @@ fn cached_writes_are_not_handed_on(device: &mut Device) -> Result<()> {
         "{proofs} of {ROUNDS} rounds with few ticks of the clock, {at_once} with none at once"
     );
     if proofs == 0 {
-        skip_part(format!("no {WRITES} writes took less than as many ticks of the clock"));
+        skip_part(format!("{WRITES} writes always took half as many ticks of the clock or more"));
     }
     Ok(())
 }

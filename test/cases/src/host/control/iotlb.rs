@@ -288,8 +288,8 @@ fn invalidated(
     let memory = device.memory().clone();
     let buffer = memory.area(buffer.gpa, data.len());
     let status = memory.area(status.gpa, 1);
-    dm.suspend()?;
     device.queue(0).add_placed(placed, layout.indirect)?;
+    dm.suspend()?;
     device.queue(0).queue().publish();
     device.queue(0).queue().kick_if_asked();
     let removal = begin_removal(device, iommu, earlier);

@@ -95,12 +95,21 @@ pub(crate) fn run(env: &Env, disk: Result<Disk>, count: u64, race: bool) -> Resu
     Ok(())
 }
 
+/// A device whose queues have one thread, as those of the kernel's device.
+fn serve_by_one_thread(env: &Env, disk: &Disk, options: &Options) -> Result<Target> {
+    if env.plane == Plane::Direct {
+        return target::serve(env, disk, options);
+    }
+    let (device, daemon) = target::serve_by_daemon(env, disk, options, &["--threads", "1"])?;
+    Ok(Target { device, daemon: Some(daemon) })
+}
+
 impl Arena {
     fn new(env: &Env, disk: &Disk, event_idx: bool) -> Result<Self> {
         let regions = vec![(0, 16 << 20), (REGION, REGION_BYTES)];
         let options =
             Options { num_queues: 2, event_idx, regions, scratch_bytes: 2 << 20, ..options() };
-        let Target { mut device, daemon } = target::serve(env, disk, &options)?;
+        let Target { mut device, daemon } = serve_by_one_thread(env, disk, &options)?;
         let memory = device.memory().only_region(1);
         let edges = [REGION, REGION + REGION_BYTES - CANARY_BYTES];
         for gpa in edges {
@@ -198,8 +207,8 @@ impl Arena {
         }
     }
 
-    /// Returns whether the hostile queue has nothing in flight, and stands still while its thread serves the honest
-    /// queue. A thread that waits for a CPU serves neither.
+    /// Returns whether the hostile queue has nothing in flight, and stands still while its thread, which is that of
+    /// the honest queue, serves that. A thread that waits for a CPU serves neither.
     fn is_stuck(&mut self) -> Result<bool> {
         let before = self.position()?;
         for _ in 0..LOOKS {
