@@ -148,8 +148,8 @@ fn sector(number: u64) -> [u8; 512] {
     std::array::from_fn(|at| (number as usize * 31 + at) as u8)
 }
 
-/// Copies by a reader until all clusters are free. Before `done` counts a round of changes, copies only what those
-/// wait for: a round ends within the copy, however late its thread begins.
+/// Copies by a reader until all clusters are free. Before `done` counts a round of changes, copies only what
+/// changes wait for: a round ends within the copy, however late its thread begins.
 fn copy(clusters: &Clusters, mut reader: Reader, done: &AtomicU64) -> Vec<u8> {
     let has_begun = || done.load(Ordering::Relaxed) > 0;
     let mut copied = vec![0; clusters.capacity_bytes() as usize];

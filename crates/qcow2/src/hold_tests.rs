@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A place that a copier has found, and not read yet, is given to no other data.
 
+use crate::PATIENCE;
 use crate::merge::Merge;
 use crate::{AllowBacking, Qcow2Disk, Qcow2Options};
 use backend::conformance::{MakeEngine, Request, Rig, SyncEngine, TestEngine};
@@ -14,9 +15,6 @@ use tempfile::TempDir;
 
 const CLUSTER: u64 = 64 << 10;
 const MIB: u64 = 1 << 20;
-/// Far more than anything takes.
-const PATIENCE: Duration = Duration::from_secs(60);
-
 /// A disk in an overlay of 8 MiB over a raw file. Its first cluster is full of the byte 1.
 fn disk() -> (TempDir, Arc<Qcow2Disk>, Rig) {
     let directory = tempfile::tempdir().expect("a directory");

@@ -485,3 +485,7 @@ impl Disk for Qcow2Disk {
         self.files[0].sync_failed(errno);
     }
 }
+
+/// Far more than anything takes.
+#[cfg(test)]
+const PATIENCE: std::time::Duration = std::time::Duration::from_secs(60);

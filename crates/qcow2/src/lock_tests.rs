@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The lock of an image ends when nothing writes to it any more.
 
+use crate::PATIENCE;
 use crate::chain::follow_by;
 use crate::storage::Log;
 use crate::{AllowBacking, Qcow2Disk, Qcow2Options};
@@ -14,9 +15,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const CLUSTER: u64 = 64 << 10;
-/// Far more than anything takes.
-const PATIENCE: Duration = Duration::from_secs(60);
-
 fn options(patience: Duration) -> Qcow2Options {
     let file = FileOptions { lock: Some(patience), ..FileOptions::default() };
     Qcow2Options { file, ..Qcow2Options::default() }

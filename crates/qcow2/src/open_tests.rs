@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A file that gets the name of another one while that is opened has no part in it.
 
+use crate::PATIENCE;
 use crate::chain::{self, follow_by};
 use crate::check::check;
 use crate::{AllowBacking, Qcow2Disk, Qcow2Error, Qcow2Options};
@@ -11,11 +12,7 @@ use backend::{Disk, FileOptions};
 use std::fs::{self, File};
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
 use tempfile::TempDir;
-
-/// Far more than anything takes.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Images of 8 MiB over `base.raw` by these names, each with a first cluster of its own byte.
 fn images(images: &[(&str, u8)]) -> TempDir {

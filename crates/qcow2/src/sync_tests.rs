@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The tables are durable when the guest was promised that, and the reserve ends with the disk.
 
+use crate::PATIENCE;
 use crate::check::check;
 use crate::{Qcow2Disk, Qcow2Options};
 use backend::conformance::{MakeEngine, Request, Rig, SyncEngine, TestEngine};
@@ -9,11 +10,9 @@ use backend::{Disk, FileOptions, IoKind};
 use std::fs::File;
 use std::path::PathBuf;
 use std::process::Command;
-use std::time::Duration;
 use tempfile::TempDir;
 
 const MIB: u64 = 1 << 20;
-const PATIENCE: Duration = Duration::from_secs(60);
 
 /// An empty disk of 64 MiB, which is locked.
 fn disk() -> (TempDir, PathBuf, Qcow2Disk, Rig) {

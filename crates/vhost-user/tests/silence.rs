@@ -95,7 +95,8 @@ fn fill(channel: &RawChannel) -> usize {
 }
 
 /// A front-end that has filled the socket with answers that it does not read. One full socket of messages is enough:
-/// its answers do not fit into another one. Those after it would keep a daemon that does not wait for room.
+/// the daemon waits for room as soon as the answers take a quarter of theirs. More messages would block a daemon that
+/// answers without waiting for room.
 fn deaf(daemon: &Daemon) -> RawChannel {
     let deaf = daemon.raw();
     deaf.stream().set_nonblocking(true).unwrap();

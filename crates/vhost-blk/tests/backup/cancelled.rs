@@ -46,7 +46,7 @@ fn a_client_that_is_killed_at_any_moment_leaves_no_target_and_the_guest_goes_on(
             let bandwidth = if seed % 2 == 0 { "1M" } else { "16K" };
             command.arg(served.place.path("copy")).args(["--bandwidth", bandwidth]);
             let mut client = Daemon::spawn(&mut command);
-            // Random moments, from the start of the client until the copy is a tenth done, and one within the copy.
+            // Random moments, from the start of the client until the copy has begun, and one within the copy.
             match seed + 1 == SEEDS {
                 false => std::thread::sleep(Duration::from_millis(seed * 7919 % 200)),
                 true => wait_until("the copy", || is_backed_up(&served)),

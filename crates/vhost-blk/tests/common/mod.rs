@@ -41,13 +41,15 @@ pub(crate) const BUSY: [&str; 7] = [
 /// The answer of `ctl --json`, which runs again as long as the daemon refuses the command because of slow storage.
 #[track_caller]
 pub(crate) fn done(mut ctl: impl FnMut() -> Output) -> Value {
+    let deadline = Instant::now() + 5 * PATIENCE;
     loop {
         let output = ctl();
         let why = String::from_utf8_lossy(&output.stderr);
         if output.status.success() {
             return serde_json::from_slice(&output.stdout).unwrap();
         }
-        assert!(BUSY.iter().any(|reason| why.contains(reason)), "{why}");
+        let is_busy = BUSY.iter().any(|reason| why.contains(reason));
+        assert!(is_busy && Instant::now() < deadline, "{why}");
     }
 }
 

@@ -69,7 +69,7 @@ impl Mount {
 
     /// The image has no name any more: the loop device alone keeps it.
     fn in_memory(make: &[&str], mib: u64) -> Mount {
-        let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+        let directory = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
         Mount::on_loop(make, directory.path(), mib)
     }
 

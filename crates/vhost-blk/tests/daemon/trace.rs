@@ -5,6 +5,7 @@ use crate::rig::{Raw, Rig};
 use driver::Request;
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
+use virtio_spec::blk::S_OK;
 
 /// Time that the delayed disk adds.
 const DELAY_US: u64 = 30_000;
@@ -77,7 +78,9 @@ fn a_wait_for_a_limit_is_a_stage() {
     for sector in 0..8 {
         guest.queue(0).submit(&Request::write(sector, &[1; 512]), &layout).unwrap();
     }
-    (0..8).for_each(|_| drop(guest.queue(0).collect().unwrap()));
+    for _ in 0..8 {
+        assert_eq!(guest.queue(0).collect().unwrap().1.status, Some(S_OK));
+    }
     // The storage may be slow, too.
     let waited = |request: &Value| us(request, "limit") >= 20_000;
     std::iter::repeat_with(|| next(&mut raw)).find(waited).unwrap();

@@ -289,7 +289,7 @@ fn a_disk_moves_away_from_a_full_file_system_without_a_mark() {
         return;
     }
     let rig = Rig::new();
-    let small = Mount::ext4(rig.place.dir.path(), 64);
+    let small = Mount::ext4(64);
     let old = small.path("a.img");
     File::create(&old).unwrap().set_len(BYTES).unwrap();
     add(&rig, "a", &format!("--blk-file {}", text(&old)));
