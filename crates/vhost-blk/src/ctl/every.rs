@@ -89,10 +89,7 @@ pub(super) fn change<'a>(
                 let text = shown(&call, &reply, as_json);
                 told.push(if as_json { text } else { format!("{name}: {text}") });
             }
-            // One that is being opened may take requests soon; one that has failed is tried again at any time.
-            Err(failure)
-                if failure.sort == Sort::NoSuchDisk
-                    && (row["state"] != "starting" || !row["start"]["failure"].is_null()) => {}
+            Err(failure) if failure.sort == Sort::NoSuchDisk && !starts_first(&row) => {}
             Err(failure) => {
                 Failure { what: format!("{} {name}", call.what), ..failure }.tell(as_json);
                 failed.push((call.what, name));
@@ -104,6 +101,11 @@ pub(super) fn change<'a>(
     let names: Vec<&str> = failed.iter().map(|(_, name)| &**name).collect();
     let why = format!("failed: {}", names.join(", "));
     Err(Failure::run(format!("{what} in each case"), why, "see the lines above"))
+}
+
+/// Returns whether a disk is being opened, and may take requests soon. One that has failed is tried again at any time.
+fn starts_first(row: &Value) -> bool {
+    row["state"] == "starting" && row["start"]["failure"].is_null()
 }
 
 /// A row of the list, its name, and the reply about that disk.

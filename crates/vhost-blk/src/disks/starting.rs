@@ -28,7 +28,7 @@ pub(super) struct Opening {
     since: SystemTime,
     /// The end of the try before.
     before: Option<Failed>,
-    /// Subscribers know of a failure with other options. It orders nothing.
+    /// Subscribers know of a failure: of a try before, or with other options. It orders nothing.
     has_told_failure: AtomicBool,
 }
 
@@ -71,10 +71,15 @@ pub(super) struct Reservation {
 }
 
 impl Opening {
+    /// An opening that begins now.
+    fn new(args: Option<DiskArgs>, origin: Origin, before: Option<Failed>) -> Opening {
+        let has_told_failure = before.is_some().into();
+        Opening { args, origin, since: SystemTime::now(), before, has_told_failure }
+    }
+
     /// The opening of a disk of the directory that ends before it.
     pub(super) fn of_restart(args: DiskArgs) -> Opening {
-        let (origin, since) = (Origin::Directory, SystemTime::now());
-        Opening { args: Some(args), origin, since, before: None, has_told_failure: false.into() }
+        Opening::new(Some(args), Origin::Directory, None)
     }
 
     fn row(&self, name: &str, state: RowState) -> Row {
@@ -90,14 +95,9 @@ impl Opening {
         self.origin
     }
 
-    /// Returns whether this is another try of a disk that has failed.
-    pub(super) fn has_failed_before(&self) -> bool {
-        self.before.is_some()
-    }
-
     /// Returns whether subscribers know of a failure of the disk.
     pub(super) fn has_told_failure(&self) -> bool {
-        self.before.is_some() || self.has_told_failure.load(Ordering::Relaxed)
+        self.has_told_failure.load(Ordering::Relaxed)
     }
 }
 
@@ -171,7 +171,7 @@ impl Slot {
 
     /// Returns whether a disk that has failed is tried again.
     pub(super) fn is_tried_again(&self) -> bool {
-        matches!(self, Slot::Starting(opening) if opening.has_failed_before())
+        matches!(self, Slot::Starting(opening) if opening.before.is_some())
     }
 
     pub(super) fn is_opening(&self, opening: &Arc<Opening>) -> bool {
@@ -215,9 +215,7 @@ impl Disks {
                     Some(Slot::Failed(failed)) => Some(*failed),
                     _ => None,
                 };
-                let (args, since) = (args.cloned(), SystemTime::now());
-                let has_told_failure = false.into();
-                let opening = Arc::new(Opening { args, origin, since, before, has_told_failure });
+                let opening = Arc::new(Opening::new(args.cloned(), origin, before));
                 state.table.insert(name.to_owned(), Slot::Starting(Arc::clone(&opening)));
                 let (disks, name) = (Arc::clone(self), name.to_owned());
                 return Ok(Reservation { disks, name, opening });
@@ -319,9 +317,14 @@ impl State {
         has_name
     }
 
+    /// Returns whether an opening has the name.
+    fn has_name(&self, name: &str, opening: &Arc<Opening>) -> bool {
+        self.table.get(name).is_some_and(|slot| slot.is_opening(opening))
+    }
+
     /// Frees the name of an opening. Returns whether it had the name.
     fn free_name(&mut self, name: &str, opening: &Arc<Opening>) -> bool {
-        let has_name = self.table.get(name).is_some_and(|slot| slot.is_opening(opening));
+        let has_name = self.has_name(name, opening);
         if has_name {
             self.table.remove(name);
         }
@@ -386,7 +389,7 @@ impl Reservation {
         Ok(Served { disks, name, stop })
     }
 
-    /// Tells subscribers of a failure with the new options, before a try with the old ones.
+    /// Tells subscribers of a failure.
     pub(super) fn tell_failure(&self, failure: &Failure) {
         self.opening.has_told_failure.store(true, Ordering::Relaxed);
         self.disks.events.tell(&self.name, &Change::StartFailed(failure.to_string()));
@@ -412,16 +415,15 @@ impl Reservation {
         let next = Instant::now() + pause_after(tries);
         let failed = Failed { args, failure: failure.clone(), since, tries, next };
         let mut state = self.disks.lock();
-        let is_own = state.table.get(&self.name).is_some_and(|it| it.is_opening(&self.opening));
         // After a removal the name may be that of another disk.
-        if state.stopping || !is_own {
+        if state.stopping || !state.has_name(&self.name, &self.opening) {
             return true;
         }
         state.table.insert(self.name.clone(), Slot::Failed(Box::new(failed)));
         drop(state);
         let is_new = before.is_none_or(|before| before.failure != *failure);
         if is_new {
-            self.disks.events.tell(&self.name, &Change::StartFailed(failure.to_string()));
+            self.tell_failure(failure);
         }
         self.disks.changed.notify_all();
         self.disks.tell_manager();

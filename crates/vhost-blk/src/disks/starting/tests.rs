@@ -2,10 +2,11 @@
 //! The names of disks that are being opened.
 
 use super::*;
-use crate::disks::Removed;
 use crate::disks::removal::{Purpose, Which};
+use crate::disks::{Force, Removed};
 use crate::options::ProcessArgs;
 use clap::{Args, FromArgMatches};
+use serde_json::Value;
 
 #[test]
 fn tries_come_less_and_less_often_and_never_end() {
@@ -70,4 +71,29 @@ fn a_failed_disk_keeps_its_name_for_the_directory_until_the_stop() {
     disks.wait();
     assert!(!disks.note_failed("a", &Failure::run("open", "late", "none")));
     assert_eq!(state(&disks), None);
+}
+
+#[test]
+fn the_removal_of_a_disk_that_is_tried_is_one_event_if_its_failure_was_one() {
+    let disks = disks();
+    let subscriber = disks.events.subscribe().unwrap();
+    let told = || -> Vec<String> {
+        let name = |message: Value| message["event"].as_str().unwrap().to_owned();
+        subscriber.take().into_iter().map(name).collect()
+    };
+    for (has_told, events) in [(false, vec![]), (true, vec!["start_failed", "removed"])] {
+        let tried = disks.reserve("a", None, Origin::Directory).unwrap();
+        if has_told {
+            tried.tell_failure(&Failure::run("open", "its new options are wrong", "none"));
+        }
+        disks.remove("a", Force::No, || true).unwrap();
+        // The thread of the opening finds that the file has gone, and another disk has the name.
+        let next = disks.reserve("a", None, Origin::Directory).unwrap();
+        tried.give_back();
+        drop(tried);
+        assert_eq!(told(), events);
+        next.check().unwrap();
+        next.give_back();
+        assert_eq!((told(), state(&disks)), (vec!["removed".to_owned()], None));
+    }
 }
