@@ -206,7 +206,7 @@ impl Worker {
             Until::Ios(ios) => (None, ios),
         };
         if let Some(notes) = &mut self.notes {
-            notes.task = rustix::thread::gettid().as_raw_nonzero().get() as u32;
+            notes.task = kit::sched::this_task();
         }
         self.quiet_calls();
         for slot in 0..self.load.depth {

@@ -57,20 +57,23 @@ impl Daemon {
     /// Kills it (SIGKILL) and starts another one on the same socket, with a new log.
     pub fn replace_killed(&mut self) -> Result<()> {
         self.kill()?;
-        self.child = listening(&self.args, &self.socket, &self.log, self.echoed)?;
-        Ok(())
+        self.start_next()
     }
 
-    /// As [`Self::replace_killed`], for a server that cannot end before `release`, as its storage hangs. None of its
-    /// code runs any more by then.
-    pub fn replace_held(&mut self, release: impl FnOnce() -> Result<()>) -> Result<()> {
-        let stands = self.signal(Signal::KILL).and_then(|()| {
-            let what = "the threads of a killed server to end";
-            wait_until_so(STAND_LIMIT, what, || stands_still(self.id()))
-        });
-        release()?;
-        stands?;
+    /// Kills it (SIGKILL) while its storage hangs, so that it cannot end. None of its code runs any more on return.
+    pub fn kill_held(&self) -> Result<()> {
+        self.signal(Signal::KILL)?;
+        let what = "the threads of a killed server to end";
+        wait_until_so(STAND_LIMIT, what, || stands_still(self.id()))
+    }
+
+    /// As [`Self::replace_killed`] after [`Self::kill_held`], and after its storage has answered.
+    pub fn replace_held(&mut self) -> Result<()> {
         self.child.kill_hard()?;
+        self.start_next()
+    }
+
+    fn start_next(&mut self) -> Result<()> {
         self.child = listening(&self.args, &self.socket, &self.log, self.echoed)?;
         Ok(())
     }
@@ -78,8 +81,7 @@ impl Daemon {
     /// Stops it by SIGTERM and starts another one on the same socket, with a new log.
     pub fn replace_stopped(&mut self, limit: Duration) -> Result<()> {
         self.stop(limit)?;
-        self.child = listening(&self.args, &self.socket, &self.log, self.echoed)?;
-        Ok(())
+        self.start_next()
     }
 
     /// Sends it a signal.

@@ -60,8 +60,13 @@ pub fn threads(pid: u32) -> Result<Vec<(u32, Times)>> {
     Ok(threads)
 }
 
+/// Number of the calling thread.
+pub fn this_task() -> u32 {
+    rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs()
+}
+
 /// The state of a living thread: the letter in its `stat` (proc_pid_stat(5)).
-pub fn state(pid: u32, task: u32) -> Option<char> {
+fn state(pid: u32, task: u32) -> Option<char> {
     let stat = fs::read_to_string(format!("/proc/{pid}/task/{task}/stat")).ok()?;
     // The name in parentheses may contain anything.
     stat.rsplit(") ").next()?.chars().next()
@@ -73,11 +78,13 @@ pub fn stands_still(pid: u32) -> Result<bool> {
     Ok(!tasks(pid)?.iter().any(is_running))
 }
 
-/// Returns whether a thread waits uninterruptibly in a function of the kernel, by its stack, which only root may read.
-pub fn waits_in(pid: u32, task: u32, function: &str) -> bool {
+/// Returns whether a thread of this process waits uninterruptibly in a function of the kernel, by its stack, which only
+/// root may read.
+pub fn waits_in(task: u32, function: &str) -> bool {
     let frame = format!("] {function}+");
-    let stack = || fs::read_to_string(format!("/proc/{pid}/task/{task}/stack")).ok();
-    state(pid, task) == Some('D') && stack().is_some_and(|stack| stack.contains(&frame))
+    let stack = || fs::read_to_string(format!("/proc/self/task/{task}/stack")).ok();
+    state(std::process::id(), task) == Some('D')
+        && stack().is_some_and(|stack| stack.contains(&frame))
 }
 
 /// Bounds the time for which a process makes no progress. A process that waits for a CPU on a busy

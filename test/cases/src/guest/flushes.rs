@@ -11,7 +11,7 @@ use std::sync::mpsc::{Sender, channel};
 use anyhow::{Context as _, Result, anyhow, ensure};
 use kit::power_cut;
 use kit::rng::Rng;
-use kit::sched::waits_in;
+use kit::sched::{this_task, waits_in};
 
 use crate::case::cases;
 use crate::guest::load::memory::Aligned;
@@ -124,16 +124,13 @@ fn flush_at_once(context: &Context, journal: &str, file: &File) -> Result<u64> {
             .iter()
             .map(|thread| {
                 scope.spawn(|| {
-                    let id = rustix::thread::gettid().as_raw_nonzero().get();
-                    thread.store(id.unsigned_abs(), Ordering::Relaxed);
+                    thread.store(this_task(), Ordering::Relaxed);
                     file.sync_data()
                 })
             })
             .collect();
         let waiting = wait_for("all threads to wait for their flush", || {
-            let waits = |thread: &AtomicU32| {
-                waits_in(std::process::id(), thread.load(Ordering::Relaxed), FLUSHES)
-            };
+            let waits = |thread: &AtomicU32| waits_in(thread.load(Ordering::Relaxed), FLUSHES);
             threads.iter().all(waits).then_some(())
         });
         drop(held);

@@ -387,14 +387,12 @@ pub(crate) fn inflight_region(_env: &Env) -> Result<()> {
     let area = device.inflight().context("no region")?.area();
     let is_marked = |id: u16| area.load_u8(FIRST + ENTRY * usize::from(id), Relaxed) == 1;
     for round in 1..=3_u16 {
-        dm.suspend()?;
-        let ids = submit_reads(&mut device).and_then(|ids| {
+        let ids = dm.hold(|| {
+            let ids = submit_reads(&mut device)?;
             let are_marked = || Ok(ids.iter().all(|&id| is_marked(id)).then_some(()));
             wait_until("marks of chains in flight", are_marked)?;
             Ok(ids)
-        });
-        dm.resume()?;
-        let ids = ids?;
+        })?;
         for _ in &ids {
             device.queue(0).collect()?;
         }

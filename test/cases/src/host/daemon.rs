@@ -153,9 +153,14 @@ impl Daemon {
         self.process.replace_killed()
     }
 
-    /// The same while the storage holds requests, until `release`.
-    pub(crate) fn replace_held(&mut self, release: impl FnOnce() -> Result<()>) -> Result<()> {
-        self.process.replace_held(release)
+    /// Kills the daemon with SIGKILL while its storage holds requests.
+    pub(crate) fn kill_held(&self) -> Result<()> {
+        self.process.kill_held()
+    }
+
+    /// Starts its successor on the same socket, after the storage has let the requests pass.
+    pub(crate) fn replace_held(&mut self) -> Result<()> {
+        self.process.replace_held()
     }
 
     /// Lines of the daemon's log, so far, that contain these words.

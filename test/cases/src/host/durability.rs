@@ -18,6 +18,7 @@ use kit::system::run;
 use rustix::time::{ClockId, Timespec, clock_getres, clock_gettime};
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
+use std::time::Duration;
 use virtio_spec::blk::{F_CONFIG_WCE, F_FLUSH, S_IOERR, S_OK};
 use virtio_spec::features::bit;
 
@@ -92,10 +93,10 @@ fn last_tick() -> Timespec {
 
 /// The number of ticks since an earlier one.
 fn ticks_since(earlier: Timespec) -> Result<u64> {
-    let ns = |time: Timespec| i128::from(time.tv_sec) * 1_000_000_000 + i128::from(time.tv_nsec);
-    let (passed, tick) = (ns(last_tick()) - ns(earlier), ns(clock_getres(ClockId::RealtimeCoarse)));
+    let passed = Duration::try_from(last_tick() - earlier).context("the clock went back")?;
+    let tick = Duration::try_from(clock_getres(ClockId::RealtimeCoarse))?;
     // A tick is slightly longer or shorter than its nominal time.
-    u64::try_from((passed + tick / 2) / tick).context("the clock went back")
+    Ok(((passed + tick / 2).as_nanos() / tick.as_nanos()) as u64)
 }
 
 /// Counts the flushes of a block device, by its directory in sysfs.

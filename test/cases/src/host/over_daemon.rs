@@ -335,13 +335,11 @@ fn kill_with_writes(env: &Env, is_cached: bool) -> Result<()> {
     for sector in SECTORS {
         device.write(sector, &[BEFORE; 4096])?;
     }
-    dm.suspend()?;
-    let held = hold_writes(&mut device, &daemon);
-    if held.is_err() {
-        dm.resume()?;
-    }
-    held?;
-    daemon.replace_held(|| dm.resume())?;
+    dm.hold(|| {
+        start_writes(&mut device, &daemon)?;
+        daemon.kill_held()
+    })?;
+    daemon.replace_held()?;
     device.reconnect(daemon.socket())?;
     for queue in 0..SECTORS.len() {
         let status = device.queue(queue).collect()?.1.status;
@@ -358,7 +356,7 @@ fn kill_with_writes(env: &Env, is_cached: bool) -> Result<()> {
 }
 
 /// Starts a write on each queue, and waits until all are in flight.
-fn hold_writes(device: &mut Device, daemon: &Daemon) -> Result<()> {
+fn start_writes(device: &mut Device, daemon: &Daemon) -> Result<()> {
     let layout = device.layout();
     for (queue, sector) in SECTORS.into_iter().enumerate() {
         device.queue(queue).submit(&Request::write(sector, &[HELD; 4096]), &layout)?;

@@ -97,11 +97,8 @@ const TAKES: Duration = Duration::from_millis(500);
 pub(crate) fn bounded(env: &Env) -> Result<()> {
     let (disk, dm) = Dm::over(usual()?, "zeroed", DmKind::Linear)?;
     let mut device = serve(env, &disk, &options())?.device;
-    dm.suspend()?;
     let wanted = ZEROED_BYTES / DISK_BYTES;
-    let taken = takes_some(&mut device, &disk, wanted);
-    dm.resume()?;
-    let taken = taken?;
+    let taken = dm.hold(|| takes_some(&mut device, &disk, wanted))?;
     ensure!(taken == wanted, "{taken} requests were taken, not {wanted}");
     for n in 0..ZEROES {
         let status = device.queue(0).collect().with_context(|| format!("request {n}"))?.1.status;

@@ -118,12 +118,12 @@ fn records() -> Result<()> {
 
     kernel(&mut device)?.set_trace(0, None)?;
     device.write(56, &[1; 512]).context("no trace any more")?;
-    dm.suspend()?;
-    device.queue(0).submit(&Request::write(64, &[1; 512]), &layout)?;
-    let in_flight = || Ok((counters(&mut device)?.get("inflight") == Some(&1)).then_some(()));
-    wait_until("the request in flight", in_flight)?;
-    trace(&mut device, Duration::from_nanos(1), &event)?;
-    dm.resume()?;
+    dm.hold(|| {
+        device.queue(0).submit(&Request::write(64, &[1; 512]), &layout)?;
+        let in_flight = || Ok((counters(&mut device)?.get("inflight") == Some(&1)).then_some(()));
+        wait_until("the request in flight", in_flight)?;
+        trace(&mut device, Duration::from_nanos(1), &event)
+    })?;
     device.queue(0).collect()?;
     let record = is_next(&mut device, T_OUT, 64, 512).context("of before the trace")?;
     let whole = (record.ring_ns, record.limit_ns, record.submit_ns, record.used_ns);
@@ -209,14 +209,14 @@ fn in_the_ring() -> Result<()> {
     device.write(0, &[1; 4096])?;
     is_next(&mut device, T_OUT, 0, 4096)?;
     let bound = module::Parameter::set("inflight_bytes_max", 4096)?;
-    dm.suspend()?;
-    for sector in [8, 16] {
-        device.queue(0).submit(&Request::write(sector, &[1; 4096]), &layout)?;
-    }
-    let begin = Instant::now();
-    std::thread::sleep(DELAY);
-    let waited = begin.elapsed().as_nanos() as u64;
-    dm.resume()?;
+    let waited = dm.hold(|| {
+        for sector in [8, 16] {
+            device.queue(0).submit(&Request::write(sector, &[1; 4096]), &layout)?;
+        }
+        let begin = Instant::now();
+        std::thread::sleep(DELAY);
+        Ok(begin.elapsed().as_nanos() as u64)
+    })?;
     for _ in 0..2 {
         device.queue(0).collect()?;
     }

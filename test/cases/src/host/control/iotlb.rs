@@ -15,7 +15,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 use driver::kernel::{KernelDevice, KernelOptions, abi};
 use driver::{Device, GuestMemory, Layout, Options, QueueSetup, Request};
 use kit::rng::Rng;
-use kit::sched::waits_in;
+use kit::sched::{this_task, waits_in};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -288,14 +288,14 @@ fn invalidated(
     let memory = device.memory().clone();
     let buffer = memory.area(buffer.gpa, data.len());
     let status = memory.area(status.gpa, 1);
-    device.queue(0).add_placed(placed, layout.indirect)?;
-    dm.suspend()?;
-    device.queue(0).queue().publish();
-    device.queue(0).queue().kick_if_asked();
-    let removal = begin_removal(device, iommu, earlier);
-    let before = status.to_vec(0, 1)[0];
-    dm.resume()?;
-    removal?.join().map_err(|_| anyhow!("the removal panicked"))??;
+    let (removal, before) = dm.hold(|| {
+        device.queue(0).add_placed(placed, layout.indirect)?;
+        device.queue(0).queue().publish();
+        device.queue(0).queue().kick_if_asked();
+        let removal = begin_removal(device, iommu, earlier)?;
+        Ok((removal, status.to_vec(0, 1)[0]))
+    })?;
+    removal.join().map_err(|_| anyhow!("the removal panicked"))??;
     let after = status.to_vec(0, 1)[0];
     ensure!(before != S_OK, "the read ended while the disk held it");
     ensure!(after == S_OK, "the status byte is {after:#x} after the invalidation");
@@ -315,13 +315,11 @@ fn begin_removal(
     let (iommu, (tell, told)) = (iommu.try_clone()?, channel());
     let removal = std::thread::spawn(move || {
         // The receiver waits for it.
-        let _ = tell.send(rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs());
+        let _ = tell.send(this_task());
         iommu.unmap_iotlb(region.gpa(), region.size())
     });
     let task = told.recv()?;
-    wait_until("the removal to wait", || {
-        Ok(waits_in(std::process::id(), task, "vhost_blk_drain_all").then_some(()))
-    })?;
+    wait_until("the removal to wait", || Ok(waits_in(task, "vhost_blk_drain_all").then_some(())))?;
     Ok(removal)
 }
 
