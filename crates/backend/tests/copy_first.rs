@@ -219,6 +219,7 @@ fn copied_under_changes(place: &str, options: FileOptions) {
         stop.store(1, Ordering::Relaxed);
         copied
     });
+    assert!(done.load(Ordering::Relaxed) > 0);
     let differs = copied.chunks(512).zip(content.chunks(512)).position(|(a, b)| a != b);
     assert_eq!(differs, None, "a sector of the copy");
     assert_ne!(std::fs::read(&image.path).unwrap(), content, "the disk was changed");

@@ -15,6 +15,7 @@ use tempfile::TempDir;
 
 const CLUSTER: u64 = 64 << 10;
 const MIB: u64 = 1 << 20;
+
 /// A disk in an overlay of 8 MiB over a raw file. Its first cluster is full of the byte 1.
 fn disk() -> (TempDir, Arc<Qcow2Disk>, Rig) {
     let directory = tempfile::tempdir().expect("a directory");

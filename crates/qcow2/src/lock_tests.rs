@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const CLUSTER: u64 = 64 << 10;
+
 fn options(patience: Duration) -> Qcow2Options {
     let file = FileOptions { lock: Some(patience), ..FileOptions::default() };
     Qcow2Options { file, ..Qcow2Options::default() }

@@ -44,7 +44,7 @@ fn others_go_on(rig: &Rig, guest: &mut Device) {
 }
 
 fn target_threads(rig: &Rig) -> usize {
-    rig.daemon.threads().iter().filter(|(name, _)| name == "backup-target").count()
+    rig.daemon.threads_named("backup-target")
 }
 
 /// Returns whether the daemon has the image of the disk `a` open.

@@ -53,6 +53,14 @@ pub(crate) fn done(mut ctl: impl FnMut() -> Output) -> Value {
     }
 }
 
+/// An upgrade to the same program by `ctl --json`. Returns the pause.
+#[track_caller]
+pub(crate) fn upgraded(ctl: impl FnMut() -> Output) -> Duration {
+    let answer = done(ctl);
+    assert_eq!(answer["version"], env!("CARGO_PKG_VERSION"));
+    Duration::from_micros(answer["pause_us"].as_u64().expect("a pause"))
+}
+
 /// Data for the load (`vhost-user/tests/common/load.rs`); differs from seed to seed.
 pub(crate) fn pattern(len: usize, seed: u64) -> Vec<u8> {
     let word = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
@@ -328,6 +336,11 @@ impl Daemon {
             Some((name.to_owned(), rest.split(' ').next()?.to_owned()))
         };
         entries.filter_map(thread).collect()
+    }
+
+    /// Number of the daemon's threads with this name.
+    pub(crate) fn threads_named(&self, wanted: &str) -> usize {
+        self.threads().iter().filter(|(name, _)| name == wanted).count()
     }
 
     /// Descriptors of the daemon, by their names.

@@ -26,6 +26,8 @@ pub(crate) fn may_not_mount() -> bool {
     !root
 }
 
+const EXT4: [&str; 3] = ["mkfs.ext4", "-q", "-F"];
+
 /// A mounted file system; unmounted when dropped.
 pub(crate) struct Mount {
     pub(crate) place: TempDir,
@@ -44,17 +46,17 @@ impl Mount {
 
     /// ext4 of `mib` MiB on a loop device in memory: no sync of it waits for a disk.
     pub(crate) fn ext4(mib: u64) -> Mount {
-        Mount::in_memory(&["mkfs.ext4", "-q", "-F"], mib)
+        Mount::in_memory(&EXT4, mib)
     }
 
     /// ext4 in the same way, on an image in `directory`.
     pub(crate) fn ext4_in(directory: &Path, mib: u64) -> Mount {
-        Mount::on_loop(&["mkfs.ext4", "-q", "-F"], directory, mib)
+        Mount::on_loop(&EXT4, directory, mib)
     }
 
     /// ext4 in memory, with blocks of so many bytes.
     pub(crate) fn ext4_with_blocks(mib: u64, bytes: u32) -> Mount {
-        Mount::in_memory(&["mkfs.ext4", "-q", "-F", "-b", &bytes.to_string()], mib)
+        Mount::in_memory(&[&EXT4[..], &["-b", &bytes.to_string()]].concat(), mib)
     }
 
     /// XFS in memory; it needs 300 MiB.

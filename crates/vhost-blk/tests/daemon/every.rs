@@ -45,10 +45,7 @@ fn one_connection_that_is_left_tells_of_all_disks() {
     let rig = Rig::new();
     let names = ["a", "b", "c", "d", "e"];
     names.iter().for_each(|name| rig.add(name, ""));
-    let clients = || {
-        let threads = rig.daemon.threads();
-        threads.iter().filter(|(name, _)| name == "control-client").count()
-    };
+    let clients = || rig.daemon.threads_named("control-client");
     rig.place.wait_until("the end of earlier connections", || clients() == 0);
     let mut others: Vec<_> = (0..31).map(|_| rig.connect()).collect();
     for other in &mut others {

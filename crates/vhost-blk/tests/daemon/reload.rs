@@ -324,15 +324,11 @@ fn many_signals_have_one_reload_and_one_that_waits() {
     rig.daemon.signal(libc::SIGHUP);
     rig.daemon.log_line("waits for");
     rig.write_file("c", &file("c", ""));
-    let reloads = |rig: &Rig| {
-        let threads = rig.daemon.threads();
-        threads.iter().filter(|(name, _)| name == "reload").count()
-    };
     for _ in 0..50 {
         rig.daemon.signal(libc::SIGHUP);
         // It has been read: the next one is another signal.
         rig.daemon.wait_for_signal(libc::SIGHUP);
-        assert!(reloads(&rig) <= 2, "{:?}", rig.daemon.threads());
+        assert!(rig.daemon.threads_named("reload") <= 2, "{:?}", rig.daemon.threads());
     }
     drop(held);
     rig.place.wait_until("the second reload", || rig.names() == ["a", "b", "c"]);

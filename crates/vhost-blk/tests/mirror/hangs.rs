@@ -39,8 +39,7 @@ impl Target {
 
 /// Returns whether the daemon has a file of its place open.
 fn has_open(rig: &Rig, name: &str) -> bool {
-    let open = fs::read_dir(format!("/proc/{}/fd", rig.daemon.id())).unwrap();
-    open.flatten().any(|fd| fs::read_link(fd.path()).is_ok_and(|path| path == rig.path(name)))
+    rig.daemon.descriptors().iter().any(|open| *open == text(&rig.path(name)))
 }
 
 /// Expects that neither a mirror of the disk `a` nor an upgrade begins.

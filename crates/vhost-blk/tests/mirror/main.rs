@@ -60,7 +60,7 @@ fn parts_in(directory: &Path) -> Vec<String> {
 
 /// Threads of the daemon that work on a target.
 fn target_threads(rig: &Rig) -> usize {
-    rig.daemon.threads().iter().filter(|(name, _)| name == "mirror-target").count()
+    rig.daemon.threads_named("mirror-target")
 }
 
 /// Expects that the guest goes on in `a.img`, which has no mark, and that nothing is left of the mirror.

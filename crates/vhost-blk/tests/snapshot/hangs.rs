@@ -177,9 +177,8 @@ fn an_overlay_that_hangs_while_it_is_made_holds_neither_the_disk_nor_another_one
     let line = rig.refused("upgrade", 1);
     assert!(line.contains("a storage of the snapshot to it does not answer"), "{line}");
     drop(frozen);
-    rig.place.wait_until("the end of the thread", || {
-        !rig.daemon.threads().iter().any(|(name, _)| name == "snapshot-target")
-    });
+    rig.place
+        .wait_until("the end of the thread", || rig.daemon.threads_named("snapshot-target") == 0);
     assert!(!mount.path("over").exists());
     rig.ok(&words);
     assert!(content(&mut device).iter().all(|found| *found == 8));

@@ -2,7 +2,7 @@
 //! A daemon that can be upgraded.
 #![allow(dead_code, reason = "each test program uses its part")]
 
-use crate::common::{Daemon, Place, done, program, run};
+use crate::common::{Daemon, Place, program, run, upgraded};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::Output;
@@ -60,9 +60,7 @@ impl Served {
     /// Upgrades to the same program. Returns the pause.
     #[track_caller]
     pub(crate) fn upgrade(&self) -> Duration {
-        let answer = done(|| self.ctl(&["--json", "upgrade"]));
-        assert_eq!(answer["version"], env!("CARGO_PKG_VERSION"));
-        Duration::from_micros(answer["pause_us"].as_u64().expect("a pause"))
+        upgraded(|| self.ctl(&["--json", "upgrade"]))
     }
 
     pub(crate) fn status(&self) -> Value {

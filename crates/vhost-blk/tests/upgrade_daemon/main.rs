@@ -21,7 +21,7 @@ mod watched;
 #[path = "../daemon/watcher.rs"]
 mod watcher;
 
-use common::{done, pattern, wait_until};
+use common::{pattern, upgraded, wait_until};
 use rig::Rig;
 use std::time::Duration;
 
@@ -29,8 +29,6 @@ impl Rig {
     /// Upgrades to the same program. Returns the pause.
     #[track_caller]
     pub(crate) fn upgrade(&self) -> Duration {
-        let answer = done(|| self.ctl("--json upgrade"));
-        assert_eq!(answer["version"], env!("CARGO_PKG_VERSION"));
-        Duration::from_micros(answer["pause_us"].as_u64().expect("a pause"))
+        upgraded(|| self.ctl("--json upgrade"))
     }
 }

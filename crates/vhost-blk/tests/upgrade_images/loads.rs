@@ -63,7 +63,7 @@ fn twenty_upgrades_between_snapshots_and_commits_lose_no_byte_and_no_descriptor(
         drop(session);
         assert!(done.iter().all(|done| done.reads + done.writes >= 10 * UPGRADES as u64));
         assert_eq!(rig.json("status a")["pid"], id);
-        println!("pauses: {} us, at most {} us", pauses[UPGRADES / 2], pauses[UPGRADES - 1]);
+        println!("pauses: {:?}, at most {:?}", pauses[UPGRADES / 2], pauses[UPGRADES - 1]);
         check_next_start(&rig, &options);
     }
 }

@@ -27,10 +27,11 @@ mod serve;
 mod stamped;
 mod unmapped;
 
-use common::{BUSY, done, pattern, wait_until};
+use common::{BUSY, done, pattern, upgraded, wait_until};
 use driver::Device;
 use images::{QUEUES, add, add_raw, begin, check_after_kill, content, guest, image, text};
 use rig::Rig;
+use std::time::Duration;
 
 /// A sector behind those of the load.
 const FIRST: u64 = 8192;
@@ -62,20 +63,20 @@ fn read_and_write(device: &mut Device, n: u64) {
     assert_eq!(data, [9; 512]);
 }
 
-/// Upgrades under a load, so many times. Calls `before` before each upgrade. Returns the pauses in microseconds.
+/// Upgrades under a load, so many times. Calls `before` before each upgrade. Returns the pauses, sorted.
 #[track_caller]
-fn upgrade_under_load(rig: &Rig, count: usize, mut before: impl FnMut(usize)) -> Vec<u64> {
+fn upgrade_under_load(rig: &Rig, count: usize, mut before: impl FnMut(usize)) -> Vec<Duration> {
     let mut pauses = Vec::new();
     for n in 0..count {
         before(n);
-        pauses.push(done(|| rig.ctl("--json upgrade"))["pause_us"].as_u64().unwrap());
+        pauses.push(upgrade(rig));
     }
     pauses.sort_unstable();
     pauses
 }
 
-/// Upgrades to the same program.
+/// Upgrades to the same program. Returns the pause.
 #[track_caller]
-fn upgrade(rig: &Rig) {
-    assert!(done(|| rig.ctl("--json upgrade"))["pause_us"].is_u64());
+fn upgrade(rig: &Rig) -> Duration {
+    upgraded(|| rig.ctl("--json upgrade"))
 }
