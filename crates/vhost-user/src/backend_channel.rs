@@ -8,8 +8,9 @@
 //! ignores it before.
 
 use crate::session::Session;
+use rustix::net::SendFlags;
 use std::fs::File;
-use std::io::{self, Write};
+use std::io;
 use std::time::Duration;
 use vhost::vhost_user::message::VhostUserProtocolFeatures;
 
@@ -29,7 +30,7 @@ pub(crate) struct BackendChannel {
 }
 
 impl BackendChannel {
-    /// Replaces the channel, a non-blocking socket.
+    /// Replaces the channel.
     pub(crate) fn replace(&mut self, channel: File) {
         self.channel = Some(channel);
     }
@@ -56,9 +57,10 @@ impl BackendChannel {
     }
 
     fn send_config_change(&mut self) -> io::Result<()> {
-        let Some(channel) = &mut self.channel else { return Ok(()) };
+        let Some(channel) = &self.channel else { return Ok(()) };
         let message = [CONFIG_CHANGE, VERSION, 0].map(u32::to_ne_bytes).concat();
-        let sent = channel.write(&message)?;
+        // The front-end may change O_NONBLOCK of the socket at any time.
+        let sent = rustix::net::send(channel, &message, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?;
         if sent < message.len() {
             self.channel = None; // the front-end cannot find the start of another message
             return Err(io::ErrorKind::WriteZero.into());

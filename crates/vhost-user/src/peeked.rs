@@ -111,8 +111,7 @@ fn longs(bytes: &[u8]) -> impl Iterator<Item = u64> {
     bytes.chunks_exact(8).map(|long| u64::from_ne_bytes(long.try_into().expect("8 bytes")))
 }
 
-/// Checks the channel of SET_BACKEND_REQ_FD: one end of a socket pair. Makes it non-blocking, so
-/// that a front-end that does not read from it cannot delay the daemon.
+/// Checks the channel of SET_BACKEND_REQ_FD: one end of a socket pair.
 fn channel(mut files: Vec<File>) -> io::Result<File> {
     let (Some(channel), true) = (files.pop(), files.is_empty()) else {
         return Err(refusal("not one descriptor"));
@@ -120,7 +119,5 @@ fn channel(mut files: Vec<File>) -> io::Result<File> {
     if !is_socket_pair(&channel)? {
         return Err(refusal("not an end of a pair of UNIX stream sockets"));
     }
-    let flags = rustix::fs::fcntl_getfl(&channel)?;
-    rustix::fs::fcntl_setfl(&channel, flags | rustix::fs::OFlags::NONBLOCK)?;
     Ok(channel)
 }

@@ -257,7 +257,9 @@ fn a_channel_that_nobody_reads_delays_no_growth() {
     given.set_nonblocking(true).unwrap();
     while rustix::io::write(&given, &[0; 4096]).is_ok() {}
     let raw = device.session().raw();
-    raw.message(SET_BACKEND_REQ_FD, &[], &[given.as_fd()]).unwrap();
+    raw.message_with_ack(SET_BACKEND_REQ_FD, &[], &[given.as_fd()], common::LIMIT).unwrap();
+    // The daemon's descriptor has the same flags.
+    given.set_nonblocking(false).unwrap();
     for round in 1..=3 {
         ask(&daemon, Command::Resize(Some(DISK_BYTES + round * 4096)));
         std::thread::sleep(Duration::from_millis(100));
