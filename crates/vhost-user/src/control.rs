@@ -306,7 +306,7 @@ impl Control {
     }
 
     /// As [`Control::replace_storage`], for the end of a use of the storage that such an order has begun. It has
-    /// room in a full mailbox.
+    /// room in a full mailbox, and is carried out even while the guest runs elsewhere.
     pub fn end_with(&self, replace: Replace) -> Replacing {
         let (order, state) = Order::new(replace);
         let posted = self.send_or(|reply| Mail::End(order, reply), || Err(full()));
@@ -384,9 +384,13 @@ impl Mailbox {
                 Mail::Command(command, reply) => {
                     let _ = reply.send(carry_out(session, command, peer.is_some()));
                 }
-                Mail::Replace(order, reply) | Mail::End(order, reply) => {
+                Mail::Replace(order, reply) => {
                     let replaced = session.replace_storage(order);
                     let _ = reply.send(replaced.map_err(|error| error.to_string()));
+                }
+                Mail::End(order, reply) => {
+                    let ended = session.end_replacement(order);
+                    let _ = reply.send(ended.map_err(|error| error.to_string()));
                 }
                 Mail::Snapshot(reply) => {
                     let _ = reply.send(session.export(peer));

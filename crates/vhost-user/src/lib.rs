@@ -43,7 +43,8 @@ pub use state::{DeviceState, StateError};
 use backend::{Disk, ImageLock};
 use control::Mailbox;
 use data_plane::{
-    ErrorRules, GroupStart, Health, KernelError, LimitError, Limits, PlaneSelector, QueueStats,
+    ErrorRules, GroupStart, Health, KernelError, LimitError, Limits, PlaneKind, PlaneSelector,
+    QueueStats,
 };
 use handover::Inherited;
 use image_lock::FollowedLock;
@@ -172,6 +173,14 @@ impl Device {
     fn tell(&self, notice: Notice) {
         if let Some(observer) = &self.observer {
             observer(notice);
+        }
+    }
+
+    /// Tells the data plane if it is another one than `before`.
+    fn tell_plane(&self, before: PlaneKind) {
+        let now = self.planes.current();
+        if now != before {
+            self.tell(Notice::Switched(now));
         }
     }
 

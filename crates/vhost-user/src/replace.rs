@@ -10,7 +10,7 @@
 //! | 5. The data planes use the new storage, and the old one is dropped | cannot fail |
 //! | 6. The queues start again, with either storage | the VMM is disconnected |
 
-use crate::control::{Notice, Posted};
+use crate::control::Posted;
 use crate::error::OperateError;
 use crate::image_lock::FollowedLock;
 use crate::session::Session;
@@ -132,6 +132,12 @@ impl Session<'_> {
         if self.is_image_released() {
             return Err(ExchangeError::Released);
         }
+        self.end_replacement(order)
+    }
+
+    /// As [`Session::replace_storage`], for the end of what such an order has begun. It writes nothing to the image,
+    /// so the guest may run elsewhere.
+    pub(crate) fn end_replacement(&mut self, order: Order) -> Result<Duration, ExchangeError> {
         let begun = Instant::now();
         let stopped = self.stop_running(AtStop::Resubmit);
         let exchanged = self.exchange(order);
@@ -165,10 +171,7 @@ impl Session<'_> {
         if !keeps_lock {
             device.image_lock = lock.map(|lock| FollowedLock { lock, held: true });
         }
-        let now = device.planes.current();
-        if now != before {
-            device.tell(Notice::Switched(now));
-        }
+        device.tell_plane(before);
         Ok(())
     }
 }

@@ -281,7 +281,9 @@ impl<'a> Session<'a> {
         self.table = MemTable::default();
         self.backend_channel = BackendChannel::default();
         self.device.planes.set_memory(None);
+        let before = self.device.planes.current();
         self.device.planes.select_preferred();
+        self.device.tell_plane(before);
     }
 
     pub(crate) fn has_protocol(&self, feature: VhostUserProtocolFeatures) -> bool {

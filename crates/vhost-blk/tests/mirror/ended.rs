@@ -5,8 +5,8 @@ use crate::moments::Moments;
 use crate::mount::{Mount, may_not_mount};
 use crate::rig::Rig;
 use crate::{
-    BYTES, add, add_raw, begin, content, error_of, fill, guest, image, in_old_storage, mirror,
-    moved_to, parts, target_threads, text, wait_until,
+    BYTES, QUEUES, add, add_raw, begin, content, error_of, fill, guest, image, in_old_storage,
+    mirror, moved_to, parts, target_threads, text, wait_until,
 };
 use driver::{Device, Request};
 use serde_json::Value;
@@ -294,4 +294,22 @@ fn a_mirror_outlives_front_ends() {
     let mut data = [0; 512];
     guest(&rig, "a").read(3, &mut data).unwrap();
     assert_eq!(data, [9; 512]);
+}
+
+#[test]
+fn a_guest_that_moves_to_another_host_ends_its_mirror_and_its_disk_grows_if_it_returns() {
+    for lock in ["auto", "off"] {
+        let (rig, mut device) = with_disk(&format!("--lock {lock}"));
+        rig.ok("mirror a --to b");
+        let _log = device.start_log().unwrap();
+        for queue in 0..usize::from(QUEUES) {
+            device.session().stop_queue(queue).unwrap();
+        }
+        wait_until("the end of the mirror", || mirror(&rig).is_null());
+        assert!(rig.json("mirror a")["ended"].as_str().unwrap().contains("another host"), "{lock}");
+        device.reconnect(rig.path("a.sock")).unwrap();
+        in_old_storage(&rig, &mut device);
+        rig.ok("resize a 17M");
+        device.write(BYTES / 512, &[1; 512]).unwrap();
+    }
 }
