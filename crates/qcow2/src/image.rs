@@ -257,12 +257,15 @@ impl Image {
             return Err(io::Error::other(format!("no mapping at {at}")));
         }
         match mapping {
-            Mapping::Raw { storage, offset, .. } if storage.index() == 0 => {
+            Mapping::Raw { storage, offset, writable, .. } if storage.index() == 0 => {
                 let bound = self.end_of(storage)?;
                 self.check_place(storage, offset, 0, bound)?;
                 let end = at + found.min(bound - offset);
                 let extent = Extent { start: at, end, file: 0, host: offset };
-                let Some(extent) = self.tables.committed(extent, at) else {
+                // The next write gives such a cluster another place, and frees this one at once.
+                let stays = writable || !self.access.inner().writable();
+                let committed = self.tables.committed(extent, at).filter(|_| stays);
+                let Some(extent) = committed else {
                     return Ok(Piece::Data(self.copy(at, end - at)?));
                 };
                 let extent = self.keep(extent, at..extent.end);
@@ -275,6 +278,21 @@ impl Image {
             // A raw backing file may end within a sector, and the guest may change its cluster before the next piece.
             _ => Ok(Piece::Below(found.next_multiple_of(SECTOR).min(len))),
         }
+    }
+
+    /// Returns whether the image itself has the place at `at`, as zeroes or data, and for how many of `len` bytes.
+    pub(crate) fn has(&self, at: u64, len: u64) -> io::Result<(bool, u64)> {
+        let (mapping, found) = self.access.get_mapping(at, len)?;
+        if found == 0 {
+            return Err(io::Error::other(format!("no mapping at {at}")));
+        }
+        let has = match mapping {
+            Mapping::Raw { storage, .. } => storage.index() == 0,
+            Mapping::Special { layer, .. } => std::ptr::eq(layer, &self.access),
+            Mapping::Zero { explicit, .. } => explicit,
+            _ => false,
+        };
+        Ok((has, found))
     }
 
     /// The next piece of the disk as the guest sees it at `at`, of at most `len` bytes.
