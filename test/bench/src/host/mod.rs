@@ -252,7 +252,7 @@ fn compare(
             }
         }
         for spot in bare_spots(&spots).filter(|_| with_fio) {
-            for engine in engines(storage) {
+            for engine in engines(storage, spot.op) {
                 let figures = bare(args, &subjects[0], spot, engine)?;
                 results.points.add(engine.name(), &spot.bare(), figures);
             }
@@ -327,15 +327,19 @@ fn sample(args: &Args, subject: &Subject, spot: &Spot) -> Result<Figures> {
     Ok(figures)
 }
 
-/// The engines of bare fio. fio sleeps until a completion, or does not.
-fn engines(storage: Storage) -> Vec<Engine> {
-    match storage {
+/// The engines of bare fio for an operation. fio sleeps until a completion, or does not.
+fn engines(storage: Storage, op: Op) -> Vec<Engine> {
+    let mut engines = match storage {
         Storage::Device(Speed::Polled) => vec![Engine::UringPolled],
         _ if storage.is_polled() => {
             Engine::SLEEPING.into_iter().chain([Engine::UringPolled]).collect()
         }
         _ => Engine::SLEEPING.into_iter().chain([Engine::UringSpin]).collect(),
+    };
+    if op == Op::Writeflush {
+        engines.retain(|engine| *engine != Engine::UringPolled); // such a ring takes no sync
     }
+    engines
 }
 
 fn bare(args: &Args, subject: &Subject, spot: &Spot, engine: Engine) -> Result<Figures> {
@@ -369,6 +373,14 @@ mod tests {
     struct Cli {
         #[command(flatten)]
         args: Args,
+    }
+
+    #[test]
+    fn fio_polls_for_no_flush() {
+        let polled = Storage::Device(Speed::Polled);
+        assert_eq!(engines(polled, Op::Randread), [Engine::UringPolled]);
+        assert_eq!(engines(polled, Op::Writeflush), []);
+        assert_eq!(engines(Storage::Device(Speed::Null), Op::Writeflush).len(), 5);
     }
 
     fn devices(words: &[&str]) -> Result<Vec<String>> {
