@@ -1,19 +1,49 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The end of the use of an image: what was discarded is unmapped, the tables are durable, and the mark goes.
 
-use crate::Qcow2Disk;
 use crate::helper::Work;
+use crate::{Qcow2Disk, answer_within};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 /// Wait at the end of a disk for its thread to unmap what was discarded, and then to settle. Without
 /// that the next opening checks the image.
 const END_MAX: Duration = Duration::from_secs(1);
 
+/// The answer to [`Qcow2Disk::begin_settling`].
+#[derive(Debug)]
+pub struct Settling(Receiver<io::Result<()>>);
+
+impl Settling {
+    /// Waits until the tables are durable, at most for `patience`.
+    ///
+    /// # Errors
+    /// As [`Qcow2Disk::settle`].
+    pub fn wait(&self, patience: Duration) -> io::Result<()> {
+        answer_within(patience, &self.0)
+    }
+}
+
 impl Qcow2Disk {
+    /// Waits until the tables are durable, at most for `patience`. No request may be in flight. Without
+    /// one, nothing changes the file from then on.
+    ///
+    /// # Errors
+    /// The error of the commit, now or earlier; [`io::ErrorKind::TimedOut`] if it takes longer.
+    pub fn settle(&self, patience: Duration) -> io::Result<()> {
+        self.begin_settling().wait(patience)
+    }
+
+    /// As [`Qcow2Disk::settle`], without the wait.
+    pub fn begin_settling(&self) -> Settling {
+        let (reply, answer) = channel();
+        let _ = self.work().send(Work::Settle(reply)); // a thread that has ended sends no answer
+        Settling(answer)
+    }
+
     /// Unmaps what was discarded, and waits for that at most for `patience`. It is done without this, too,
     /// a little later.
     ///

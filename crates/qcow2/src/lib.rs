@@ -72,6 +72,7 @@ mod unmap;
 mod versions;
 
 pub use chain::FILES_MAX;
+pub use ending::Settling;
 pub use error::Qcow2Error;
 pub use in_use::repair;
 pub use options::{AllowBacking, Qcow2Options, TakesOver};
@@ -310,16 +311,6 @@ impl Qcow2Disk {
         self.versions.questions()
     }
 
-    /// Waits until the tables are durable, at most for `patience`. No request may be in flight. Without
-    /// one, nothing changes the file from then on.
-    ///
-    /// # Errors
-    /// The error of the commit, now or earlier; [`io::ErrorKind::TimedOut`] if it takes longer.
-    pub fn settle(&self, patience: Duration) -> io::Result<()> {
-        let (reply, answer) = channel();
-        self.ask_within(patience, Work::Settle(reply), &answer)
-    }
-
     /// The clusters that the image has claimed, for [`Qcow2Options::known`], when it is settled; waits at most for
     /// `patience`. `None`: an image that another program may change, or whose tables were not all looked at.
     ///
@@ -375,12 +366,8 @@ impl Qcow2Disk {
         work: Work,
         answer: &Receiver<io::Result<T>>,
     ) -> io::Result<T> {
-        let gone = || io::Error::other("the thread of the image has ended");
-        self.work().send(work).map_err(|_| gone())?;
-        answer.recv_timeout(patience).unwrap_or_else(|error| match error {
-            RecvTimeoutError::Timeout => Err(io::ErrorKind::TimedOut.into()),
-            RecvTimeoutError::Disconnected => Err(gone()),
-        })
+        let _ = self.work().send(work); // a thread that has ended sends no answer
+        answer_within(patience, answer)
     }
 
     /// Notices for the user about the files, one line each.
@@ -397,6 +384,16 @@ impl Qcow2Disk {
     fn work(&self) -> Sender<Work> {
         self.work.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
+}
+
+/// Waits for an answer of the thread, at most for `patience`.
+fn answer_within<T>(patience: Duration, answer: &Receiver<io::Result<T>>) -> io::Result<T> {
+    answer.recv_timeout(patience).unwrap_or_else(|error| match error {
+        RecvTimeoutError::Timeout => Err(io::ErrorKind::TimedOut.into()),
+        RecvTimeoutError::Disconnected => {
+            Err(io::Error::other("the thread of the image has ended"))
+        }
+    })
 }
 
 /// The header of the image itself, if it can be served.

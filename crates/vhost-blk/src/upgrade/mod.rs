@@ -132,7 +132,11 @@ impl Upgrader {
         args: &[OsString],
         caller: &Caller<'_>,
     ) -> Result<Infallible, UpgradeError> {
-        held.all().iter().try_for_each(|disk| disk.settle().map_err(|why| disk.refused(why)))?;
+        let settle = |disk: &&Disk| disk.begin_settling();
+        at_once(held.all().iter(), settle, FREEZE_MAX, |disk, settling, left| {
+            disk.settled(settling, left).map_err(|why| disk.refused(why))
+        })
+        .collect::<Result<(), _>>()?;
         let stopped_at = frozen.iter().map(|disk| disk.stopped_at_ns).min();
         let exported = frozen.iter().map(|disk| disk.exported.clone()).collect();
         let mut state = self.state(disks, caller, held, exported)?;
@@ -210,15 +214,28 @@ fn answers<'a, T>(
     patience: Duration,
     obstacle: Obstacle,
 ) -> impl Iterator<Item = Result<T, UpgradeError>> {
-    let posted: Vec<_> = disks.map(|disk| (disk, ask(&disk.control))).collect();
-    let deadline = Instant::now() + patience;
-    posted.into_iter().map(move |(disk, posted)| {
-        let left = deadline.saturating_duration_since(Instant::now());
+    let ask = move |disk: &&Disk| ask(&disk.control);
+    at_once(disks, ask, patience, move |disk, posted, left| {
         posted.wait(Some(left)).ok_or_else(|| match posted.is_lost() {
             true if held.is_stopping() => UpgradeError::Ending,
             true => disk.refused(Obstacle::Silent),
             false => disk.refused(obstacle.clone()),
         })
+    })
+}
+
+/// Asks all disks before the first wait for an answer. `wait` gets the time that is left of `patience` for all waits
+/// together.
+fn at_once<D, A, R>(
+    disks: impl Iterator<Item = D>,
+    ask: impl Fn(&D) -> A,
+    patience: Duration,
+    wait: impl Fn(D, A, Duration) -> R,
+) -> impl Iterator<Item = R> {
+    let asked: Vec<_> = disks.map(|disk| (ask(&disk), disk)).collect();
+    let deadline = Instant::now() + patience;
+    asked.into_iter().map(move |(answer, disk)| {
+        wait(disk, answer, deadline.saturating_duration_since(Instant::now()))
     })
 }
 
@@ -263,5 +280,18 @@ mod tests {
         // Also for those after the first one that is too slow.
         let some = parted([Ok(1), Err("slow"), Ok(3), Err("later")].into_iter());
         assert_eq!(some, (Err("slow"), vec![true, false, true, false]));
+    }
+    #[test]
+    fn all_disks_are_asked_before_the_first_wait_and_the_waits_share_the_patience() {
+        let asked = std::cell::Cell::new(0);
+        let ask = |_: &i32| asked.set(asked.get() + 1);
+        let left: Vec<_> =
+            at_once([1, 2, 3].into_iter(), ask, Duration::from_millis(20), |_, (), left| {
+                assert_eq!(asked.get(), 3);
+                std::thread::sleep(left);
+                left
+            })
+            .collect();
+        assert_eq!(left[1..], [Duration::ZERO; 2]);
     }
 }

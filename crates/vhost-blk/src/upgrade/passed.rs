@@ -9,7 +9,7 @@ use crate::disks::kept::Passing;
 use crate::os::memory_file;
 use crate::socket_file::SocketFile;
 use backend::file::File as ImageFile;
-use qcow2::Qcow2Disk;
+use qcow2::{Qcow2Disk, Settling};
 use serde_json::Value;
 use socket2::SockRef;
 use std::fs::File;
@@ -17,6 +17,7 @@ use std::io;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 use vhost_user::{Control, Exported};
 
 /// A listening socket to pass on.
@@ -178,12 +179,27 @@ impl Disk {
         UpgradeError::Disk { name: self.name.clone(), why }
     }
 
-    /// Waits until the drained disk has nothing in the memory of this program.
-    pub(super) fn settle(&self) -> Result<(), Obstacle> {
-        let Storage::Image(Image { qcow2: Some((disk, _)), .. }) = &self.parts.storage else {
-            return Ok(());
-        };
-        disk.settle(FREEZE_MAX).map_err(|error| match error.kind() {
+    /// The image of a qcow2 disk.
+    fn qcow2(&self) -> Option<&Qcow2Disk> {
+        match &self.parts.storage {
+            Storage::Image(Image { qcow2, .. }) => qcow2.as_ref().map(|(disk, _)| &**disk),
+            _ => None,
+        }
+    }
+
+    /// Orders that nothing of the drained disk stays in the memory of this program alone.
+    pub(super) fn begin_settling(&self) -> Option<Settling> {
+        self.qcow2().map(Qcow2Disk::begin_settling)
+    }
+
+    /// Waits until that is done, at most for `patience`.
+    pub(super) fn settled(
+        &self,
+        settling: Option<Settling>,
+        patience: Duration,
+    ) -> Result<(), Obstacle> {
+        let (Some(disk), Some(settling)) = (self.qcow2(), settling) else { return Ok(()) };
+        settling.wait(patience).map_err(|error| match error.kind() {
             io::ErrorKind::TimedOut => Obstacle::Slow,
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
                 if !disk.top().has_failed_sync() =>
@@ -203,11 +219,9 @@ impl Disk {
             Storage::Nothing => (None, None),
             Storage::Bound(why) => return Err(Obstacle::Bound(why)),
         };
-        let (unmapped_here, clusters) = match &self.parts.storage {
-            Storage::Image(Image { qcow2: Some((disk, _)), .. }) => {
-                (disk.unmapped_bytes(), self.clusters.descriptor(disk))
-            }
-            _ => (0, None),
+        let (unmapped_here, clusters) = match self.qcow2() {
+            Some(disk) => (disk.unmapped_bytes(), self.clusters.descriptor(disk)),
+            None => (0, None),
         };
         let Exported { state: device, descriptors, halted } = exported;
         if halted {
