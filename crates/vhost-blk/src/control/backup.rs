@@ -3,7 +3,7 @@
 
 use super::REPLY_MAX;
 use super::client::Client;
-use super::codec::Channel;
+use super::codec::{Channel, CodecError};
 use super::jobs::bandwidth;
 use super::protocol::{self, Call, CallError, text};
 use crate::backup::{self, Destination, Extent, Order, Progress};
@@ -101,16 +101,47 @@ pub(super) fn run(
     request: &Request,
 ) -> Result<Value, CallError> {
     let Request { order, more } = request;
-    let mut told = None;
+    let mut sent = None;
     let mut goes_on = |progress: Option<Progress>| {
-        let news = progress.filter(|now| *more && told.replace(*now) != Some(*now));
-        let send = |now| channel.send(&protocol::reply(value(now), true), &[], Some(REPLY_MAX));
-        news.is_none_or(|now| send(now).is_ok()) && client.is_connected()
+        let progress = progress.filter(|_| *more);
+        progress.is_none_or(|now| send(channel, &mut sent, now).is_ok()) && client.is_connected()
     };
     Ok(value(backup::run(disks, order, &mut goes_on)?))
+}
+
+/// Sends a progress other than the one `sent` last. A client that does not read gets no more of them, so that neither
+/// a cancel nor the end of the disk waits for it.
+fn send(channel: &Channel, sent: &mut Option<Progress>, now: Progress) -> Result<(), CodecError> {
+    if *sent == Some(now) || !channel.has_room() {
+        return Ok(());
+    }
+    *sent = Some(now);
+    channel.send(&protocol::reply(value(now), true), &[], Some(REPLY_MAX))
 }
 
 fn value(progress: Progress) -> Value {
     let Progress { copied_bytes, total_bytes, is_shared } = progress;
     json!({"copied_bytes": copied_bytes, "total_bytes": total_bytes, "shared": is_shared})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::control::codec::CALL_BYTES_MAX;
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn a_client_that_reads_no_progress_is_not_waited_for_and_one_that_has_gone_is_noticed() {
+        let (peer, ours) = UnixStream::pair().unwrap();
+        let channel = Channel::new(ours, CALL_BYTES_MAX);
+        let mut sent = None;
+        let mut send = |copied_bytes| {
+            let now = Progress { copied_bytes, total_bytes: u64::MAX, is_shared: false };
+            send(&channel, &mut sent, now)
+        };
+        // More than a socket takes.
+        (0..100_000).for_each(|copied_bytes| send(copied_bytes).unwrap());
+        drop(peer);
+        send(0).unwrap_err();
+    }
 }

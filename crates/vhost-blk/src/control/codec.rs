@@ -5,6 +5,7 @@
 //! Our own instead of a library (`docs/decisions/0009-control-speaks-varlink.md`). Neither side
 //! waits for the other without a bound, and no message takes more memory than its bound.
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
@@ -180,6 +181,12 @@ impl Channel {
             }
         }
         Ok(())
+    }
+
+    /// Returns whether a short message can be sent without a wait, or the connection has ended.
+    pub fn has_room(&self) -> bool {
+        let mut socket = [PollFd::new(&self.stream, PollFlags::OUT)];
+        poll(&mut socket, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
     }
 
     /// The stream.
