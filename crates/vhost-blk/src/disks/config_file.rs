@@ -113,7 +113,7 @@ impl NewConfig {
             // The file names the new storage, in which the guest goes on then.
             Err(why) => {
                 let path = path.display();
-                tracing::error!(error = told, %why, %path, "not restored: check its file system, and see that it stays as it is");
+                tracing::error!(error = told, %why, %path, "the old configuration could not be restored: keep the new file, which names the storage of the guest, and check its file system");
                 Ok(())
             }
         }
@@ -150,14 +150,18 @@ fn write_beside(
     text: &str,
     permit: impl FnOnce(&File) -> io::Result<()>,
 ) -> Result<NamedTempFile, String> {
-    let written = || {
-        let mut made = names().tempfile_in(directory_of(path))?;
-        permit(made.as_file())?;
+    let failed = |error: io::Error| cannot_write(path, &error);
+    let mut made = names().tempfile_in(directory_of(path)).map_err(failed)?;
+    permit(made.as_file()).map_err(|error| {
+        let path = path.display();
+        format!("{path}: the new file cannot get its owner and mode: {error}; give {path} to the daemon's user (chown)")
+    })?;
+    let mut write = || {
         made.write_all(text.as_bytes())?;
-        made.as_file().sync_all()?;
-        Ok(made)
+        made.as_file().sync_all()
     };
-    written().map_err(|error: io::Error| cannot_write(path, &error))
+    write().map_err(failed)?;
+    Ok(made)
 }
 
 fn cannot_write(file: &Path, error: &io::Error) -> String {
@@ -306,6 +310,10 @@ fn set(document: &mut DocumentMut, key: &str, mut value: Value) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::process::{Uid, getuid};
+    use rustix::thread::set_thread_res_uid;
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt;
     use toml::Table;
 
     /// The file of a disk that goes on in `/b`, and the new one.
@@ -313,10 +321,14 @@ mod tests {
         let file = directory.join("a.toml");
         let text = "blk-file = '/a'\nsocket-path = '/s'\n";
         fs::write(&file, text).unwrap();
-        let old = config::disk_of_file(&file).unwrap();
-        let new = DiskArgs { blk_file: Some("/b".into()), ..old.clone() };
-        let config = NewConfig::prepare(&file, &old, &new).unwrap();
+        let config = of_next_in(&file).unwrap();
         (file, config)
+    }
+
+    fn of_next_in(file: &Path) -> Result<NewConfig, String> {
+        let old = config::disk_of_file(file).unwrap();
+        let new = DiskArgs { blk_file: Some("/b".into()), ..old.clone() };
+        NewConfig::prepare(file, &old, &new)
     }
 
     /// After a crash, the old file would start the disk in its old image, which no mark keeps it from.
@@ -335,6 +347,27 @@ mod tests {
         let (file, config) = of_next(directory.path());
         config.replace(false).unwrap();
         assert!(fs::read_to_string(&file).unwrap().contains("/b"));
+    }
+
+    #[test]
+    fn the_file_of_another_user_stays_and_the_error_has_the_remedy() {
+        if !getuid().is_root() {
+            return println!("SKIP: only root can give a file away");
+        }
+        let directory = tempfile::tempdir().unwrap();
+        fs::set_permissions(&directory, Permissions::from_mode(0o777)).unwrap();
+        drop(of_next(directory.path()).1);
+        let as_another_user = std::thread::scope(|scope| {
+            let prepare = scope.spawn(|| {
+                let nobody = Uid::from_raw(65_534);
+                set_thread_res_uid(nobody, nobody, nobody).unwrap();
+                of_next_in(&directory.path().join("a.toml")).err()
+            });
+            prepare.join().unwrap()
+        });
+        let told = as_another_user.unwrap();
+        assert!(told.contains("give") && told.contains("to the daemon's user (chown)"), "{told}");
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
     }
 
     #[test]
