@@ -197,6 +197,23 @@ impl Source {
         Ok(self.identities.contains(&identity(file)?))
     }
 
+    /// Returns whether the image itself has all of `range` (`has`), or nothing of it. Its backing files do not count.
+    ///
+    /// # Errors
+    /// The error of the system call.
+    pub fn has_itself(&self, range: Range<u64>, has: bool) -> io::Result<bool> {
+        let Kind::Qcow2 { image, .. } = &self.kind else { return Ok(has) };
+        let mut at = range.start;
+        while at < range.end {
+            let (found, len) = image.has(at, range.end - at)?;
+            if found != has {
+                return Ok(false);
+            }
+            at += len;
+        }
+        Ok(true)
+    }
+
     /// Calls `act` with all data and its position, in order; holes are left out. `goes_on` learns of the
     /// bytes that are done, and stops by `false`.
     ///

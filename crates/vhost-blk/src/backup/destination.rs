@@ -116,6 +116,7 @@ impl Made {
                     file: place.file().try_clone().map_err(failed)?,
                     path: place.part().to_owned(),
                     is_qcow2: *format == Format::Qcow2,
+                    is_incremental: before.is_some(),
                 };
                 let state = State::Writing(Target::Image { image, written });
                 Ok(Made { state, place: Some(place), clone: None })

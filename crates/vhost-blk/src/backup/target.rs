@@ -9,6 +9,7 @@ use backend::wrap::{CLUSTER_BYTES, CLUSTER_BYTES_MAX, Clusters};
 use qcow2::copy::{self, Source as Own};
 use std::fmt::Display;
 use std::fs::File;
+use std::io;
 use std::ops::Range;
 use std::path::PathBuf;
 
@@ -36,6 +37,8 @@ pub(super) struct Written {
     pub(super) path: PathBuf,
     /// It is no raw image.
     pub(super) is_qcow2: bool,
+    /// It is an image over the backup before.
+    pub(super) is_incremental: bool,
 }
 
 /// A target whose content is complete and durable.
@@ -88,15 +91,20 @@ impl Target {
 }
 
 impl Durable {
-    /// The digest of the copy as it is read again: all of an image, the held ones of `copied` of an export.
+    /// The digest of the copy as it is read again: all of an image, the held ones of `copied` of an export. An
+    /// incremental image must have exactly the held ones.
     pub(super) fn read_again(
         &mut self,
         copied: &Clusters,
         goes_on: &mut dyn FnMut(u64) -> bool,
     ) -> Result<Digest, CopyError> {
         match self {
-            Durable::Image(Written { file, path, is_qcow2 }) => {
-                read_file(&mut Own::own(file, path, *is_qcow2).map_err(unreadable)?, goes_on)
+            Durable::Image(Written { file, path, is_qcow2, is_incremental }) => {
+                let mut own = Own::own(file, path, *is_qcow2).map_err(unreadable)?;
+                if *is_incremental && !has_exactly(&own, copied).map_err(unreadable)? {
+                    return Err(CopyError::Differs);
+                }
+                read_file(&mut own, goes_on)
             }
             Durable::Export(client) => read_export(client, copied, goes_on),
         }
@@ -113,6 +121,20 @@ impl Durable {
 
 fn unreadable(why: impl Display) -> CopyError {
     CopyError::ReadCopy(why.to_string())
+}
+
+/// Returns whether an image has the held clusters of `copied`, and no others. Below a cluster of zeroes that it lacks,
+/// the backup before would show old data.
+fn has_exactly(own: &Own, copied: &Clusters) -> io::Result<bool> {
+    let mut next = 0;
+    while let Some(run) = copied.first_held(next..copied.len(), u64::MAX) {
+        let others = copied.bytes_of(next..run.start);
+        next = run.end;
+        if !own.has_itself(others, false)? || !own.has_itself(copied.bytes_of(run), true)? {
+            return Ok(false);
+        }
+    }
+    own.has_itself(copied.bytes_of(next..copied.len()), false)
 }
 
 fn read_file(own: &mut Own, goes_on: &mut dyn FnMut(u64) -> bool) -> Result<Digest, CopyError> {
@@ -147,4 +169,44 @@ fn read_export(
         found.add(bytes.start, part);
     }
     Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+
+    #[test]
+    fn an_incremental_image_that_lacks_zeroes_or_has_other_clusters_is_not_the_copy() {
+        let directory = tempfile::tempdir().unwrap();
+        let run = |words: &str| {
+            let mut words = words.split(' ');
+            let mut command = Command::new(words.next().unwrap());
+            assert!(command.current_dir(&directory).args(words).status().unwrap().success());
+        };
+        run("qemu-img create -qf raw full 1M");
+        run("qemu-img create -qf qcow2 -b full -F raw next 1M");
+        // Zeroes and data in clusters of 64 KiB.
+        for write in ["-z 0 64k", "-P 1 128k 64k"] {
+            let write = format!("write {write}");
+            let io = ["-f", "qcow2", "-c", &write, "next"];
+            let done = Command::new("qemu-io").current_dir(&directory).args(io).output().unwrap();
+            assert!(done.status.success(), "{done:?}");
+        }
+        let path = directory.path().join("next");
+        let own = Own::own(&File::open(&path).unwrap(), &path, true).unwrap();
+        for (held, is_the_copy) in [
+            (&[0, 2][..], true),
+            (&[0], false),
+            (&[2], false),
+            (&[0, 1, 2], false),
+            (&[0, 2, 15], false),
+        ] {
+            let copied = Clusters::new(1 << 20).unwrap();
+            (0..copied.len())
+                .filter(|it| !held.contains(it))
+                .for_each(|it| copied.free(it..it + 1));
+            assert_eq!(has_exactly(&own, &copied).unwrap(), is_the_copy, "{held:?}");
+        }
+    }
 }
