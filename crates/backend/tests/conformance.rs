@@ -5,7 +5,7 @@ mod common;
 
 use backend::conformance::{Quirks, SyncEngine, Target};
 use backend::{Disk, File, FileOptions, Mem, Null, conformance, conformance_without_data};
-use common::{DISK, LoopDevice, Mounted, TMPFS, file_target};
+use common::{BLOCKS_OF_4K, DISK, Mounted, TMPFS, file_target, loop_device};
 
 const SIZE: u64 = 16 << 20;
 
@@ -21,8 +21,8 @@ fn blocks_of(bytes: u32) -> FileOptions {
     FileOptions { logical_block_bytes: Some(bytes), ..FileOptions::default() }
 }
 
-fn loop_target(block: u32) -> Result<Target, String> {
-    let device = LoopDevice::new(SIZE, block)?;
+fn loop_target(options: &[&str]) -> Result<Target, String> {
+    let device = loop_device(SIZE, options)?;
     let file = File::open(&device.path, direct()).expect("the device opens");
     Ok(Target::new(file).keeping(device))
 }
@@ -62,8 +62,8 @@ conformance!(cached_file_on_tmpfs, file_target(TMPFS, SIZE, cached()));
 conformance!(cached_file_on_disk, file_target(DISK, SIZE, cached()));
 conformance!(direct_file_with_4k_blocks, file_target(DISK, SIZE, blocks_of(4096)));
 
-conformance!(direct_loop_device_with_4k_blocks, loop_target(4096));
-conformance!(direct_loop_device_with_512_byte_blocks, loop_target(512));
+conformance!(direct_loop_device_with_4k_blocks, loop_target(&BLOCKS_OF_4K));
+conformance!(direct_loop_device_with_512_byte_blocks, loop_target(&[]));
 
 conformance!(direct_file_with_short_transfers, quirky(short(), direct()));
 conformance!(cached_file_with_short_transfers, quirky(short(), cached()));

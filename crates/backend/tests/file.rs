@@ -5,7 +5,7 @@ mod common;
 
 use backend::conformance::{Request, Rig, Target};
 use backend::{Disk, File, FileError, FileOptions, IoError, IoKind};
-use common::{DISK, Image, LoopDevice, TMPFS, allocated_bytes};
+use common::{BLOCKS_OF_4K, DISK, Image, TMPFS, allocated_bytes, loop_device};
 use std::fs;
 use std::io::Write;
 use std::path::Path;
@@ -206,7 +206,7 @@ fn bad_block_sizes_are_refused_with_a_remedy() {
 
 #[test]
 fn a_device_is_described_as_it_is_and_refuses_smaller_blocks() {
-    let device = match LoopDevice::new(MIB, 4096) {
+    let device = match loop_device(MIB, &BLOCKS_OF_4K) {
         Ok(device) => device,
         Err(reason) => return skip(&reason),
     };
@@ -219,7 +219,7 @@ fn a_device_is_described_as_it_is_and_refuses_smaller_blocks() {
 
 #[test]
 fn a_read_only_device_needs_the_option() {
-    let device = match LoopDevice::read_only(MIB) {
+    let device = match loop_device(MIB, &["--read-only"]) {
         Ok(device) => device,
         Err(reason) => return skip(&reason),
     };

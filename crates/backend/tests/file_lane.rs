@@ -5,9 +5,10 @@ mod common;
 
 use backend::conformance::{ManualEngine, Memory};
 use backend::{
-    BufList, Disk, File, FileIndex, FileOptions, Io, IoError, IoKind, Lane, Op, Slot, Step, Token,
+    BufList, Disk, File, FileIndex, FileOptions, Io, IoError, IoKind, Lane, Mem, Op, Slot, Step,
+    Token,
 };
-use common::{DISK, Image, LoopDevice, TMPFS};
+use common::{DISK, Image, TMPFS, loop_device};
 use std::fs;
 use std::path::Path;
 
@@ -407,7 +408,7 @@ fn a_flush_of_a_file_in_memory_needs_no_kernel_thread() {
 
 #[test]
 fn a_flush_of_a_write_through_device_needs_no_kernel_thread() {
-    let device = match LoopDevice::new(16 << 20, 512) {
+    let device = match loop_device(16 << 20, &[]) {
         Ok(device) => device,
         Err(reason) => return println!("SKIP: {reason}"),
     };

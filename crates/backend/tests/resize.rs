@@ -6,9 +6,9 @@ mod common;
 use backend::conformance::{Request, Rig, Target};
 use backend::wrap::{Rates, from_spec};
 use backend::{Disk, File, FileOptions, IoError, Mem, Null, ResizeError};
-use common::{DISK, Image, LoopDevice, TMPFS};
+use common::{DISK, Image, TMPFS};
+use kit::loop_device::LoopDevice;
 use std::fs;
-use std::process::Command;
 use std::sync::Arc;
 
 const MIB: u64 = 1 << 20;
@@ -157,16 +157,16 @@ fn a_rate_of_bytes_holds_for_the_new_part_of_a_disk() {
 
 #[test]
 fn a_block_device_has_the_size_of_the_device() {
-    let device = match LoopDevice::new(4 * MIB, 512) {
+    let image = Image::new(DISK, 4 * MIB).expect("an image can be made");
+    let device = match LoopDevice::attach(&image.path, &["--direct-io=on"]) {
         Ok(device) => device,
-        Err(why) => return println!("SKIP: no loop device: {why}"),
+        Err(why) => return println!("SKIP: no loop device: {why:#}"),
     };
     let file = File::open(&device.path, FileOptions::default()).expect("the device opens");
     let why = refusal(file.resize(Some(8 * MIB)));
     assert!(why.contains("enlarge the device itself"), "{why}");
-    fs::OpenOptions::new().write(true).open(device.file()).unwrap().set_len(8 * MIB).unwrap();
-    let told = Command::new("losetup").arg("--set-capacity").arg(&device.path).status().unwrap();
-    assert!(told.success());
+    fs::OpenOptions::new().write(true).open(&image.path).unwrap().set_len(8 * MIB).unwrap();
+    device.update_size().expect("the device grows");
     file.resize(None).expect("it has grown");
     assert_eq!(capacity(&file), 8 * MIB);
 }

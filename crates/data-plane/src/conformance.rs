@@ -9,11 +9,11 @@ use backend::{
     Disk, Engine, File, FileIndex, FileOptions, IoError, Mem, Null, Op, Remote, Slot, Token,
 };
 use backend::{conformance, conformance_without_data};
+use kit::loop_device::LoopDevice;
 use std::collections::VecDeque;
 use std::num::NonZeroU64;
 use std::os::fd::{AsRawFd, RawFd};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use std::{fs, io};
@@ -158,37 +158,16 @@ conformance!(recorded_file, wrapped(recorded));
 conformance!(faultless_file, wrapped(faultless));
 conformance!(wrapped_four_times, wrapped(|disk| recorded(limited(faultless(delayed(disk))))));
 
-/// A loop device over a file; dropping it detaches it.
-struct LoopDevice(PathBuf);
-
-impl LoopDevice {
-    fn over(image: &Path) -> Option<LoopDevice> {
-        let made = Command::new("losetup").args(["--find", "--show"]).arg(image).output();
-        match made {
-            Ok(made) if made.status.success() => {
-                Some(LoopDevice(String::from_utf8_lossy(&made.stdout).trim().into()))
-            }
-            other => {
-                println!("SKIP: losetup: {other:?}");
-                None
-            }
-        }
-    }
-}
-
-impl Drop for LoopDevice {
-    fn drop(&mut self) {
-        let _ = Command::new("losetup").arg("--detach").arg(&self.0).status();
-    }
-}
-
 #[test]
 fn a_block_device_is_discarded_without_waiting() {
     let directory = TempDir::new_in(beside_the_program()).expect("a directory");
     let image = directory.path().join("image.raw");
     fs::write(&image, vec![0xaa; SIZE as usize]).expect("an image");
-    let Some(device) = LoopDevice::over(&image) else { return };
-    let file = fs::OpenOptions::new().write(true).open(&device.0).expect("the device opens");
+    let device = match LoopDevice::attach(&image, &[]) {
+        Ok(device) => device,
+        Err(why) => return println!("SKIP: no loop device: {why:#}"),
+    };
+    let file = fs::OpenOptions::new().write(true).open(&device.path).expect("the device opens");
     let mut engine = Waited::new();
     engine.register(&[file.as_raw_fd()]).expect("the engine takes the file");
     let token = Token { slot: Slot(7), layer: 0 };
@@ -199,7 +178,7 @@ fn a_block_device_is_discarded_without_waiting() {
         return println!("SKIP: this kernel is older than Linux 6.12");
     }
     assert_eq!(event, Some((token, 0)));
-    let found = fs::read(&device.0).expect("the device can be read");
+    let found = fs::read(&device.path).expect("the device can be read");
     let (before, rest) = found.split_at(offset as usize);
     let (range, behind) = rest.split_at(len as usize);
     assert!(before.iter().chain(behind).all(|byte| *byte == 0xaa), "it changed its neighbours");

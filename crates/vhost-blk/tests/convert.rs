@@ -7,7 +7,7 @@ mod mount;
 
 use backend::{File as Image, FileOptions};
 use common::{Daemon, Place, finish, one_line, program};
-use mount::{LoopDevice, Mount, may_not_mount};
+use mount::{Mount, loop_device, may_not_mount};
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
@@ -121,7 +121,7 @@ fn a_block_device_is_read() {
     let place = Place::new();
     let directory = place.dir.path();
     raw(&directory.join("a.raw"), 0);
-    let device = LoopDevice::new(&directory.join("a.raw"));
+    let device = loop_device(&directory.join("a.raw"));
     let ran = convert(directory, &["-O", "qcow2", device.path.to_str().unwrap(), "new"]);
     assert!(ran.status.success(), "{ran:?}");
     qemu("qemu-img", directory, &["compare", "-f", "raw", "-F", "qcow2", "a.raw", "new"]);

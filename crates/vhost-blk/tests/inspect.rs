@@ -6,7 +6,7 @@ mod common;
 mod mount;
 
 use common::{Daemon, Place, finish, one_line, program, stdout};
-use mount::{LoopDevice, may_not_mount};
+use mount::{loop_device, may_not_mount};
 use rustix::fs::XattrFlags;
 use serde_json::Value;
 use std::fs::{self, File};
@@ -233,7 +233,7 @@ fn a_block_device_is_described() {
         return;
     }
     let place = Place::new();
-    let device = LoopDevice::new(&place.image);
+    let device = loop_device(&place.image);
     let told = info(place.dir.path(), device.path.to_str().unwrap());
     let file = &told["files"][0];
     assert_eq!((&file["block_device"], &file["virtual_bytes"]), (&true.into(), &(1 << 20).into()));

@@ -6,7 +6,7 @@ mod common;
 mod mount;
 
 use common::{Daemon, finish, one_line, program, stdout, wait_until};
-use mount::{LoopDevice, Mount, Sharing, may_not_mount, run, sharing_of};
+use mount::{Mount, Sharing, loop_device, may_not_mount, run, sharing_of};
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::Path;
@@ -193,7 +193,7 @@ fn a_file_system_that_cannot_share_is_a_reason_for_a_copy() {
     let (ext4, xfs) = (Mount::ext4(400), Mount::xfs(384));
     let (directory, other) = (ext4.place.path(), xfs.place.path());
     source(directory);
-    let device = LoopDevice::new(&directory.join("source"));
+    let device = loop_device(&directory.join("source"));
     let far = other.join("new");
     let near = directory.join("new");
     for (from, to, why) in [

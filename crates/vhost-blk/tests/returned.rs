@@ -13,8 +13,9 @@ mod rig;
 use backend::FileOptions;
 use common::wait_until;
 use driver::{Device, Request};
-use images::{BYTES, add, guest, text};
-use mount::{LoopDevice, may_not_mount, run};
+use images::{BYTES, add, guest};
+use kit::loop_device::LoopDevice;
+use mount::{loop_device, may_not_mount};
 use rig::{Raw, Rig};
 use std::fs::{self, File};
 use std::os::unix::fs::symlink;
@@ -40,7 +41,7 @@ impl Away {
 
     /// Turns the stable name to a new loop device over a file.
     fn attach(&mut self, file: &str) {
-        let device = LoopDevice::new(&self.rig.path(file));
+        let device = loop_device(&self.rig.path(file));
         let (link, next) = (self.rig.path("stable"), self.rig.path("next"));
         symlink(&device.path, &next).unwrap();
         fs::rename(next, link).unwrap();
@@ -58,7 +59,7 @@ impl Away {
     /// Removes the device as far as the kernel lets a process do this to an open one: it has no size any more.
     fn remove(&self) {
         self.empty();
-        run(&["losetup", "--set-capacity", text(&self.devices[0].path)]);
+        self.devices[0].update_size().unwrap();
         fs::remove_file(self.rig.path("stable")).unwrap();
     }
 
@@ -214,7 +215,7 @@ fn another_device_and_a_smaller_one_are_refused_and_not_written() {
     assert!(page.contains("storage     the device that is back has 8388608 bytes"), "{page}");
     assert!(fs::read(away.rig.path("other")).unwrap().iter().all(|byte| *byte == 9));
     File::options().write(true).open(away.rig.path("below")).unwrap().set_len(BYTES).unwrap();
-    run(&["losetup", "--set-capacity", text(&away.devices[2].path)]);
+    away.devices[2].update_size().unwrap();
     away.wait_for_return();
     assert_eq!(status_of(&mut guest), Some(S_OK));
 }

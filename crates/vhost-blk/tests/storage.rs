@@ -7,7 +7,7 @@ mod mount;
 
 use common::{Daemon, program};
 use driver::{Device, Error, Options};
-use mount::{LoopDevice, LossyDevice, Mount, may_not_mount, run};
+use mount::{LossyDevice, Mount, loop_device, may_not_mount, run};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -212,7 +212,7 @@ fn block_devices_of_3_and_17_tib_are_right_to_their_last_byte() {
         let directory = tempfile::tempdir_in("/dev/shm").unwrap();
         let file = directory.path().join("disk");
         File::create(&file).unwrap().set_len(bytes).unwrap();
-        is_right_everywhere(&LoopDevice::new(&file).path, bytes);
+        is_right_everywhere(&loop_device(&file).path, bytes);
     }
 }
 
@@ -226,7 +226,7 @@ fn a_mounted_block_device_is_not_served_for_writing() {
     let image = directory.path().join("image");
     File::create(&image).unwrap().set_len(16 * MIB).unwrap();
     run(&["mkfs.ext4", "-q", "-F", image.to_str().unwrap()]);
-    let disk = LoopDevice::new(&image);
+    let disk = loop_device(&image);
     let mount = Mount::of(&disk.path);
     let socket = directory.path().join("disk.sock");
     let mut command = program();

@@ -8,6 +8,7 @@
 //! * [`file_system`]: file systems that are made and checked.
 //! * [`fio`]: fio's jobs and results.
 //! * [`load`]: a load in a guest that verifies itself.
+//! * [`loop_device`]: block devices over files.
 //! * [`metric`]: measurements, [`report`] their tables, goals and JSON.
 //! * [`process`]: child processes, [`interrupt`] the signals that end all of them.
 //! * [`daemon`]: a vhost-user-blk server on a socket.
@@ -33,6 +34,7 @@ pub mod file_system;
 pub mod fio;
 pub mod interrupt;
 pub mod load;
+pub mod loop_device;
 pub mod metric;
 pub mod null_blk;
 pub mod outcome;

@@ -10,6 +10,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
+use kit::loop_device::LoopDevice;
 use kit::process::run_to_end;
 use lab::cache::Cache;
 use lab::disk;
@@ -157,16 +158,6 @@ fn a_user_mode_guest_uses_a_file_from_its_partition_table_to_its_discard() {
     live(lab, &path, &path);
 }
 
-/// A loop device, detached on drop.
-struct Loop(String);
-
-impl Drop for Loop {
-    fn drop(&mut self) {
-        let detached = run_to_end(&["losetup", "--detach", &self.0]);
-        assert!(detached.is_ok() || std::thread::panicking(), "{detached:?}");
-    }
-}
-
 #[test]
 fn a_user_mode_guest_uses_a_block_device_from_its_partition_table_to_its_discard() {
     let Some(lab) = lab_or_skip() else { return };
@@ -175,9 +166,8 @@ fn a_user_mode_guest_uses_a_block_device_from_its_partition_table_to_its_discard
         return;
     }
     let (_dir, path) = image(lab);
-    let device = run_to_end(&["losetup", "--find", "--show", &path.to_string_lossy()]).unwrap();
-    let device = Loop(device.trim().to_owned());
-    live(lab, Path::new(&device.0), &path);
+    let device = LoopDevice::attach(&path, &[]).unwrap();
+    live(lab, &device.path, &path);
 }
 
 /// The front-end of User Mode Linux does not reconnect: to the guest, the end of the daemon is the

@@ -4,6 +4,7 @@
 
 use backend::conformance::Target;
 use backend::{Disk, File, FileOptions};
+use kit::loop_device::LoopDevice;
 use std::fs;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -52,52 +53,16 @@ pub(crate) fn around_file(
     Ok(Target { keep, ..target })
 }
 
-/// A loop device over an image, detached when dropped.
-pub(crate) struct LoopDevice {
-    pub(crate) path: PathBuf,
-    image: Image,
+/// A loop device over a fresh image, with O_DIRECT and further `options` of losetup. If that is impossible here, the
+/// error names the reason.
+pub(crate) fn loop_device(size: u64, options: &[&str]) -> Result<LoopDevice, String> {
+    let image = Image::new(DISK, size)?;
+    let options = [&["--direct-io=on"], options].concat();
+    LoopDevice::attach(&image.path, &options).map_err(|why| format!("{why:#}"))
 }
 
-impl LoopDevice {
-    /// Attaches a fresh image. If that is impossible here, the error names the reason.
-    pub(crate) fn new(size: u64, block: u32) -> Result<LoopDevice, String> {
-        Self::attach(size, block, &[])
-    }
-
-    /// As [`Self::new`] with blocks of 512 bytes, but read-only.
-    pub(crate) fn read_only(size: u64) -> Result<LoopDevice, String> {
-        Self::attach(size, 512, &["--read-only"])
-    }
-
-    fn attach(size: u64, block: u32, options: &[&str]) -> Result<LoopDevice, String> {
-        let image = Image::new(DISK, size)?;
-        let block = block.to_string();
-        let args = ["--find", "--show", "--direct-io=on", "--sector-size", &block];
-        let made = Command::new("losetup").args(args).args(options).arg(&image.path).output();
-        let made = made.map_err(|why| format!("losetup: {why}"))?;
-        if !made.status.success() {
-            return Err(String::from_utf8_lossy(&made.stderr).trim().to_owned());
-        }
-        let path = PathBuf::from(String::from_utf8_lossy(&made.stdout).trim());
-        Ok(LoopDevice { path, image })
-    }
-}
-
-impl LoopDevice {
-    /// The file of the device.
-    pub(crate) fn file(&self) -> &Path {
-        &self.image.path
-    }
-}
-
-impl Drop for LoopDevice {
-    fn drop(&mut self) {
-        let detached = Command::new("losetup").arg("--detach").arg(&self.path).status();
-        if !detached.is_ok_and(|status| status.success()) {
-            eprintln!("{} stays attached", self.path.display());
-        }
-    }
-}
+/// An option for blocks of 4096 bytes.
+pub(crate) const BLOCKS_OF_4K: [&str; 1] = ["--sector-size=4096"];
 
 /// A file system on a loop device of 4096-byte sectors, as on a host with 4Kn disks: O_DIRECT
 /// refuses anything smaller there. Unmounted when dropped.
@@ -110,7 +75,7 @@ impl Mounted {
     /// Formats and mounts a loop device with `mkfs` (`mkfs.ext4`, `mkfs.xfs`). If that is
     /// impossible here, the error names the reason.
     pub(crate) fn with_4k_sectors(mkfs: &str) -> Result<Mounted, String> {
-        let device = LoopDevice::new(320 << 20, 4096)?;
+        let device = loop_device(320 << 20, &BLOCKS_OF_4K)?;
         let directory = TempDir::new_in(DISK).map_err(|why| why.to_string())?;
         run(Command::new(mkfs).arg("-q").arg(&device.path))?;
         run(Command::new("mount").arg(&device.path).arg(directory.path()))?;

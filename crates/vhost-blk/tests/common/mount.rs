@@ -2,6 +2,7 @@
 //! Small file systems and loop devices, which need root.
 #![allow(dead_code, reason = "each test program uses its part")]
 
+use kit::loop_device::LoopDevice;
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -155,25 +156,9 @@ impl Drop for Frozen<'_> {
     }
 }
 
-/// A loop device over a file; detached when dropped.
-pub(crate) struct LoopDevice {
-    pub(crate) path: PathBuf,
-}
-
-impl LoopDevice {
-    pub(crate) fn new(file: &Path) -> LoopDevice {
-        let path = run(&["losetup", "--find", "--show", file.to_str().unwrap()]);
-        LoopDevice { path: path.into() }
-    }
-}
-
-impl Drop for LoopDevice {
-    fn drop(&mut self) {
-        let detached = Command::new("losetup").arg("--detach").arg(&self.path).status();
-        if !detached.is_ok_and(|status| status.success()) {
-            eprintln!("{} stays attached", self.path.display());
-        }
-    }
+/// A loop device over `file`.
+pub(crate) fn loop_device(file: &Path) -> LoopDevice {
+    LoopDevice::attach(file, &[]).unwrap_or_else(|why| panic!("{why:#}"))
 }
 
 /// A block device of 16 MiB whose page cache takes writes that it loses, but for its first MiB.
@@ -187,7 +172,7 @@ impl LossyDevice {
         let below = Mount::tmpfs(32);
         let file = below.path("disk");
         File::create(&file).unwrap().set_len(16 << 20).unwrap();
-        LossyDevice { device: LoopDevice::new(&file), below }
+        LossyDevice { device: loop_device(&file), below }
     }
 
     /// Loses the writes from now on.

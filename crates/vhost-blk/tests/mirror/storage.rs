@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Block devices as source and target of a mirror.
 
-use crate::mount::{LoopDevice, LossyDevice, Mount, may_not_mount, run};
+use crate::mount::{LossyDevice, Mount, loop_device, may_not_mount, run};
 use crate::rig::Rig;
 use crate::{BYTES, add, add_raw, content, fill, guest, image, mirror, text, wait_until};
+use kit::loop_device::LoopDevice;
 use std::fs::{self, File};
 use std::os::unix::fs::symlink;
 
@@ -11,7 +12,7 @@ use std::os::unix::fs::symlink;
 fn device(rig: &Rig, name: &str, bytes: usize) -> LoopDevice {
     let below = rig.path(name);
     fs::write(&below, vec![0xee; bytes]).unwrap();
-    LoopDevice::new(&below)
+    loop_device(&below)
 }
 
 #[test]
@@ -95,7 +96,7 @@ fn a_larger_device_makes_the_disk_grow_after_the_move() {
     assert!(line.contains("below: exists already; choose another name"), "{line}");
     // The growth of the device itself is noticed, too.
     File::options().write(true).open(rig.path("below")).unwrap().set_len(larger * 2).unwrap();
-    run(&["losetup", "--set-capacity", text(&disk.path)]);
+    disk.update_size().unwrap();
     wait_until("the second growth", || rig.json("status a")["capacity_bytes"] == larger * 2);
 }
 
@@ -113,18 +114,16 @@ fn a_device_that_cannot_have_the_disk_is_refused_and_keeps_its_content() {
     let mounted = rig.path("fs");
     File::create(&mounted).unwrap().set_len(32 << 20).unwrap();
     run(&["mkfs.ext4", "-q", "-F", text(&mounted)]);
-    let mounted = LoopDevice::new(&mounted);
+    let mounted = loop_device(&mounted);
     let mount = Mount::of(&mounted.path);
     let blocks = rig.path("blocks");
     File::create(&blocks).unwrap().set_len(BYTES).unwrap();
-    let large = LoopDevice {
-        path: run(&["losetup", "-b", "4096", "--find", "--show", text(&blocks)]).into(),
-    };
+    let large = LoopDevice::attach(&blocks, &["--sector-size=4096"]).unwrap();
     let of = |device: &LoopDevice, rest: &str| {
         rig.refused(&format!("mirror a --to {} --overwrite {rest}", text(&device.path)), 1)
     };
     // The file of the disk by another name.
-    let own = LoopDevice::new(&rig.path("a.img"));
+    let own = loop_device(&rig.path("a.img"));
     for (line, reason) in [
         (of(&own, ""), "or lies below or above it; give another one"),
         (of(&small, ""), "and the disk 16777216; give a device that is as large or larger"),
@@ -167,7 +166,7 @@ fn a_growth_of_the_old_device_during_a_mirror_is_adopted_after_its_end() {
     rig.ok("mirror a --to b --wait");
     let larger = BYTES + (4 << 20);
     File::options().write(true).open(rig.path("below")).unwrap().set_len(larger).unwrap();
-    run(&["losetup", "--set-capacity", text(&disk.path)]);
+    disk.update_size().unwrap();
     let line = rig.refused(&format!("resize a {larger}"), 1);
     assert!(line.contains("mirrored"), "{line}");
     assert_eq!(rig.json("status a")["capacity_bytes"], BYTES);
@@ -186,7 +185,7 @@ fn a_disk_moves_back_to_a_device_without_discard() {
     let memory = Mount::ramfs();
     let devices = ["below", "other"].map(|name| {
         fs::write(memory.path(name), vec![0; BYTES as usize]).unwrap();
-        LoopDevice::new(&memory.path(name))
+        loop_device(&memory.path(name))
     });
     let [path, other] = [text(&devices[0].path), text(&devices[1].path)];
     add(&rig, "a", &format!("--blk-file {path}"));

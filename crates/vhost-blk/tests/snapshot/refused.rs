@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Snapshots that cannot be taken: the guest goes on in its image, and nothing is left behind.
 
-use crate::mount::{LoopDevice, LossyDevice, Mount, may_not_mount, run};
+use crate::mount::{LossyDevice, Mount, loop_device, may_not_mount, run};
 use crate::rig::Rig;
 use crate::{add, add_raw, guest, image, mark, text};
 use driver::{Device, Request};
@@ -91,7 +91,7 @@ fn a_block_device_has_no_snapshots() {
     }
     let (rig, mut device) = with_disk();
     let below = image(&rig, "d.img", "raw");
-    let disk = LoopDevice::new(&below);
+    let disk = loop_device(&below);
     add(&rig, "d", &format!("--blk-file {}", text(&disk.path)));
     refused(&rig, &mut device, "d --to b", "is a block device");
     refused(&rig, &mut device, "d --to b --no-mark", "is a block device");

@@ -2,7 +2,7 @@
 //! Upgrades of a chain that are refused: the old program serves on.
 
 use crate::common::{USELESS, own_path};
-use crate::mount::{LoopDevice, Mount, may_not_mount, run};
+use crate::mount::{Mount, loop_device, may_not_mount, run};
 use crate::{Rig, add, add_raw, chain, content, guest, read_and_write, text, upgrade};
 use serde_json::Value;
 use std::fs;
@@ -94,7 +94,7 @@ fn tables_that_could_not_be_written_refuse_before_anything_stops() {
     let below = Mount::tmpfs(8);
     let file = below.path("disk");
     fs::File::create(&file).unwrap().set_len(64 << 20).unwrap();
-    let disk = LoopDevice::new(&file);
+    let disk = loop_device(&file);
     // A journal and the tables of many inodes, which the kernel fills some seconds later, would take that room.
     run(&["mkfs.ext4", "-q", "-O", "^has_journal", "-N", "64", text(&disk.path)]);
     let above = Mount::of(&disk.path);

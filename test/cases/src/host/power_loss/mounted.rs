@@ -8,8 +8,9 @@ use crate::host::fixture::{FileSystem, Nbd};
 use crate::host::target::{self, Target, options};
 use anyhow::{Context, Result, ensure};
 use driver::{Options, kernel::KernelOptions};
+use kit::loop_device::LoopDevice;
 use kit::rng::Rng;
-use kit::system::{modprobe, run, run_quietly};
+use kit::system::{modprobe, run};
 use std::fs::File;
 use std::io::Write;
 use std::path::Path;
@@ -80,8 +81,8 @@ fn write_files(place: &Path, number: usize, seed: u64) -> Result<()> {
 
 fn check(image: &Path, kind: FileSystem, kept: usize, seed: u64) -> Result<()> {
     modprobe("loop", &[])?;
-    let device = run("losetup", &["--find", "--show", &image.to_string_lossy()])?;
-    let looked = on_mount(Path::new(&device), kind, false, |place| {
+    let device = LoopDevice::attach(image, &[])?;
+    let looked = on_mount(&device.path, kind, false, |place| {
         (0..kept).try_for_each(|number| {
             let name = format!("kept-{number}");
             let found = std::fs::read(place.join(&name)).with_context(|| name.clone())?;
@@ -89,9 +90,7 @@ fn check(image: &Path, kind: FileSystem, kept: usize, seed: u64) -> Result<()> {
             Ok(())
         })
     });
-    let sound = kind.check(&device);
-    run_quietly("losetup", &["--detach", &device]);
-    looked.and(sound)
+    looked.and(kind.check(&device.path.to_string_lossy()))
 }
 
 /// Mounts a device, optionally with a new file system, and calls a function with the mount point.
