@@ -76,6 +76,17 @@ impl BufList {
         BufList { iovs: self.iovs, count: self.count.min(count_max) }
     }
 
+    /// The first segments, as many as have at most `bytes_max` bytes together, and at least one.
+    pub fn first_within(&self, bytes_max: u64) -> BufList {
+        let mut bytes = 0;
+        let fitting = self.iovs().iter().take_while(|iov| {
+            bytes += iov.iov_len as u64;
+            bytes <= bytes_max
+        });
+        let count = fitting.count() as u32;
+        self.first(count.max(1))
+    }
+
     /// Copies up to `to.len()` bytes from the segments, from byte `skip` on. Returns the number of
     /// bytes copied.
     pub fn copy_out(&self, skip: u64, to: &mut [u8]) -> usize {

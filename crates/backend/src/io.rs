@@ -95,6 +95,13 @@ pub enum IoError {
     Unsupported,
 }
 
+impl IoError {
+    /// Returns whether the fault is one of the guest's memory, and not of the storage.
+    pub fn is_of_memory(self) -> bool {
+        matches!(self, IoError::Errno(libc::EFAULT | libc::EHWPOISON))
+    }
+}
+
 /// Outcome of [`crate::Lane::start`] and [`crate::Lane::event`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "a finished io must be completed"]

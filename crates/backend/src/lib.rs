@@ -40,6 +40,9 @@ pub use null::Null;
 pub use remote::{Deliver, Remote};
 pub use resize::ResizeError;
 
+/// Bytes that a lane copies itself before its thread does other work.
+pub const COPY_BYTES_MAX: u64 = 2 << 20;
+
 use std::borrow::Cow;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::path::Path;

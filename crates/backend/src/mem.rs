@@ -6,7 +6,7 @@
 
 mod map;
 
-use crate::{Disk, Engine, Info, Io, IoError, IoKind, Lane, Slot, Step, Token};
+use crate::{COPY_BYTES_MAX, Disk, Engine, Info, Io, IoError, IoKind, Lane, Op, Slot, Step, Token};
 use map::Map;
 use std::sync::Arc;
 
@@ -29,7 +29,6 @@ impl Mem {
 
 impl Disk for Mem {
     fn info(&self) -> Info {
-        // A range is short (1 GiB): it delays the queue for a bounded time.
         Info::without_hardware("mem (lost at exit)", self.map.len(), 1 << 21)
     }
 
@@ -51,25 +50,38 @@ impl Lane for MemLane {
         true
     }
 
-    fn start(&mut self, io: &mut Io, _: Slot, _: &mut dyn Engine) -> Step {
+    fn start(&mut self, io: &mut Io, slot: Slot, engine: &mut dyn Engine) -> Step {
         if !io.fits(self.map.len()) {
             return Step::Done(Err(IoError::EndOfStorage));
         }
-        match io.kind {
-            IoKind::Read => self.map.read(io.offset_bytes, io.len_bytes, &io.bufs),
-            IoKind::Write => self.map.write(io.offset_bytes, io.len_bytes, &io.bufs),
-            IoKind::Flush => {}
-            IoKind::WriteZeroes { unmap: false } => {
-                self.map.fill_zero(io.offset_bytes, io.len_bytes)
-            }
-            IoKind::Discard | IoKind::WriteZeroes { unmap: true } | IoKind::SecureErase => {
-                self.map.free(io.offset_bytes, io.len_bytes);
-            }
-        }
-        Step::Done(Ok(()))
+        self.advance(io, slot, engine)
     }
 
-    fn event(&mut self, _: &mut Io, _: Token, _: i32, _: &mut dyn Engine) -> Step {
-        unreachable!("a mem lane pushes no op")
+    fn event(&mut self, io: &mut Io, token: Token, _: i32, engine: &mut dyn Engine) -> Step {
+        self.advance(io, token.slot, engine)
+    }
+}
+
+impl MemLane {
+    /// Carries out the next [`COPY_BYTES_MAX`] of an I/O. The thread does other work before the rest.
+    fn advance(&self, io: &mut Io, slot: Slot, engine: &mut dyn Engine) -> Step {
+        let (at, left) = (io.offset_bytes + io.done_bytes, io.len_bytes - io.done_bytes);
+        let len = left.min(COPY_BYTES_MAX);
+        match io.kind {
+            IoKind::Read => self.map.read(at, len, &io.bufs),
+            IoKind::Write => self.map.write(at, len, &io.bufs),
+            IoKind::Flush => {}
+            IoKind::WriteZeroes { unmap: false } => self.map.fill_zero(at, len),
+            IoKind::Discard | IoKind::WriteZeroes { unmap: true } | IoKind::SecureErase => {
+                self.map.free(at, len);
+            }
+        }
+        if len == left {
+            return Step::Done(Ok(()));
+        }
+        io.done_bytes += len;
+        io.bufs.advance(len as usize);
+        engine.push(Op::Nop, Token { slot, layer: 0 });
+        Step::Pending
     }
 }

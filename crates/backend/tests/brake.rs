@@ -115,7 +115,7 @@ fn the_count_of_writes_in_flight_ends_with_them() {
 #[test]
 fn all_writes_go_on_after_the_release_and_while_the_brake_is_off() {
     let (mut lane, mut engine, brake) = lane();
-    let step = lane.start(&mut zeroing(0, 100), Slot(0), &mut engine);
+    let step = lane.start(&mut zeroing(0, 30), Slot(0), &mut engine);
     assert_eq!(step, Step::Done(Ok(())));
     brake.hold(PART);
     let mut ios: Vec<_> = (0..3).map(|first| zeroing(first, 1)).collect();
@@ -127,7 +127,7 @@ fn all_writes_go_on_after_the_release_and_while_the_brake_is_off() {
         let (token, result) = engine.delivered.poll().expect("it goes on");
         assert_eq!(lane.event(io, token, result, &mut engine), Step::Done(Ok(())));
     }
-    let step = lane.start(&mut zeroing(0, 100), Slot(1), &mut engine);
+    let step = lane.start(&mut zeroing(0, 30), Slot(1), &mut engine);
     assert_eq!(step, Step::Done(Ok(())));
 }
 

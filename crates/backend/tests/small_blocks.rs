@@ -145,9 +145,10 @@ impl Half {
         Half { lane, engine, running: 0 }
     }
 
-    /// Executes the lane's oldest op and passes the result to the lane.
-    fn step(&mut self, ios: &mut [Io]) {
-        let event = self.engine.next_event(Duration::ZERO).expect("an op is outstanding");
+    /// Executes the lane's oldest op and passes the result to the lane. Returns `false` if all its I/Os wait for the
+    /// other lane.
+    fn step(&mut self, ios: &mut [Io]) -> bool {
+        let Some(event) = self.engine.next_event(Duration::ZERO) else { return false };
         let io = &mut ios[event.0.slot.0 as usize];
         match self.lane.event(io, event.0, event.1, &mut self.engine) {
             Step::Pending => {}
@@ -156,6 +157,7 @@ impl Half {
                 self.running -= 1;
             }
         }
+        true
     }
 }
 
@@ -188,8 +190,8 @@ fn run_together(halves: &mut [Half; 2], commands: &[Command], schedule: &[bool])
     let mut choices = schedule.iter().chain(&[true, false]).cycle();
     while halves.iter().any(|half| half.running > 0) {
         let wanted = usize::from(*choices.next().expect("a schedule goes on for ever"));
-        let which = if halves[wanted].running > 0 { wanted } else { 1 - wanted };
-        halves[which].step(&mut ios);
+        let did_step = halves[wanted].step(&mut ios) || halves[1 - wanted].step(&mut ios);
+        assert!(did_step, "no op is outstanding");
     }
 }
 

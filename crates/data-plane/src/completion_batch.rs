@@ -7,9 +7,11 @@
 //! sleeping driver early. The batch then doubles while more chains are available, so that a deep
 //! queue needs few publications.
 
+use backend::COPY_BYTES_MAX;
+
 /// Maximum requests of a batch; measured as best for a null disk and for files in memory.
 const BATCH_MAX: u32 = 8;
-/// Data bytes that end a batch: a thread whose storage copies the data itself then checks its mail.
+/// Data bytes that end a batch: a thread whose storage copies the data itself then does other work.
 const BATCH_BYTES_MAX: u64 = 32 << 20;
 
 /// One queue's batch.
@@ -19,13 +21,16 @@ pub(crate) struct CompletionBatch {
     unpublished_bytes: u64,
     limit: u32,
     first_limit: u32,
+    /// The storage copies the data itself.
+    copies: bool,
 }
 
 impl CompletionBatch {
-    /// An empty batch. `slow_start`: publish the first request alone.
-    pub(crate) fn new(slow_start: bool) -> Self {
-        let first_limit = if slow_start { 1 } else { BATCH_MAX };
-        CompletionBatch { unpublished: 0, unpublished_bytes: 0, limit: first_limit, first_limit }
+    /// An empty batch. If the storage `copies` the data itself, the first request is published alone.
+    pub(crate) fn new(copies: bool) -> Self {
+        let first_limit = if copies { 1 } else { BATCH_MAX };
+        let (unpublished, unpublished_bytes) = (0, 0);
+        CompletionBatch { unpublished, unpublished_bytes, limit: first_limit, first_limit, copies }
     }
 
     /// Counts a chain that was pushed to the used ring.
@@ -38,6 +43,14 @@ impl CompletionBatch {
     #[inline]
     pub(crate) fn moved(&mut self, bytes: u64) {
         self.unpublished_bytes += bytes;
+    }
+
+    /// Counts the part of a request of `bytes` that the storage has copied before the rest goes on later.
+    #[inline]
+    pub(crate) fn began(&mut self, bytes: u64) {
+        if self.copies {
+            self.moved(bytes.min(COPY_BYTES_MAX));
+        }
     }
 
     /// Returns whether the batch must be published now.
@@ -100,6 +113,17 @@ mod tests {
         assert!(batch.is_full());
         batch.published();
         assert!(!batch.is_full());
+    }
+
+    #[test]
+    fn parts_of_long_requests_end_a_batch_only_if_the_storage_copies() {
+        for copies in [true, false] {
+            let mut batch = CompletionBatch::new(copies);
+            for part in 1..=16 {
+                batch.began(1 << 30);
+                assert_eq!(batch.is_full(), copies && part == 16, "{copies}, {part}");
+            }
+        }
     }
 
     #[test]

@@ -91,7 +91,7 @@ impl RunningQueue {
         id: QueueId,
         setup: QueueSetup,
         mut virtqueue: VirtQueue,
-        slow_start: bool,
+        copies: bool,
         (coalesce, poll_max): (Coalesce, Duration),
         share: Arc<Share>,
     ) -> Self {
@@ -125,7 +125,7 @@ impl RunningQueue {
             stats: QueueStats { chains, ..QueueStats::default() },
             kick_armed: false,
             kick_rearms: 0,
-            batch: CompletionBatch::new(slow_start),
+            batch: CompletionBatch::new(copies),
             calls: Coalescer::new(coalesce, poll_max),
             armed: true,
             has_room: true,
@@ -438,7 +438,7 @@ impl RunningQueue {
         let now = if asked { clock.recent() } else { clock.read() };
         self.stats.coalesced += u64::from(asked && self.calls.is_holding());
         let progress = self.stats.chains + self.stats.completed;
-        if self.calls.is_due(asked, progress, now) || self.stopping.is_some() {
+        if self.calls.hold_unless_due(asked, progress, now) || self.stopping.is_some() {
             self.calls.called(now);
             self.call();
         }

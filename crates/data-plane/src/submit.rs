@@ -90,7 +90,7 @@ impl Storage {
         self.in_storage += 1;
         match self.lane.start(&mut submitted.io, slot, &mut uring.of_disk(self.disk)) {
             Step::Done(result) => self.io_done(uring, queue, slot, kind, result),
-            Step::Pending => {}
+            Step::Pending => queue.batch.began(kind.inflight_bytes()),
             Step::Busy => self.busy.push_back(slot),
         }
     }

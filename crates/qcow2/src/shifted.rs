@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The engine as the lane of one file of the chain sees it: with files and layers of its own.
 
-use backend::{Engine, FileIndex, Op, Remote, Token};
+use backend::{Deliver, Engine, FileIndex, Op, Remote, Token};
+use std::sync::Arc;
 
 /// Shifts the files and the layer of a file's lane to its place in the chain.
 pub(crate) struct Shifted<'a> {
@@ -29,6 +30,19 @@ impl Engine for Shifted<'_> {
     }
 
     fn remote(&mut self) -> Remote {
-        unreachable!("the lane of a file needs no other thread")
+        let (remote, layer) = (self.engine.remote(), self.layer);
+        Remote::new(Arc::new(ShiftedRemote { remote, layer }))
+    }
+}
+
+/// Shifts the layer of events that other threads deliver.
+struct ShiftedRemote {
+    remote: Remote,
+    layer: u8,
+}
+
+impl Deliver for ShiftedRemote {
+    fn deliver(&self, token: Token, result: i32) {
+        self.remote.complete(Token { slot: token.slot, layer: self.layer }, result);
     }
 }

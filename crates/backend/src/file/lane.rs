@@ -19,7 +19,9 @@ use super::sync::{self, SyncEnd, SyncFailure, Syncs};
 use super::write_cache::WriteCache;
 use super::zeroes::ZeroLists;
 use crate::lock::ImageFile;
-use crate::{Engine, FileIndex, Io, IoError, IoKind, Lane, Op, Slot, Step, Token};
+use crate::{
+    COPY_BYTES_MAX, Engine, FileIndex, Io, IoError, IoKind, Lane, Op, Remote, Slot, Step, Token,
+};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
@@ -31,7 +33,7 @@ pub(super) const FILE: FileIndex = FileIndex(0);
 pub(super) const CACHED: FileIndex = FileIndex(1);
 /// The same file, for its syncs.
 pub(super) const SYNCED: FileIndex = FileIndex(2);
-/// Maximum synchronous system calls for one I/O in a row; the engine runs the rest.
+/// Maximum synchronous system calls for one I/O in a row, of [`COPY_BYTES_MAX`] together; the engine runs the rest.
 const NOW_MAX: u32 = 8;
 
 /// The outstanding operation of an I/O. [`Io::stage`] holds it together with the retry count.
@@ -47,7 +49,7 @@ pub(super) enum Stage {
     Fill = 5,
     /// Writes that block back.
     Store = 6,
-    /// Timer: an earlier writer of the same blocks is not done.
+    /// An earlier writer of the same blocks is not done: its end continues the I/O.
     WaitRange = 7,
     /// Waits for a sync ([`Syncs`]). The next event is the end of one that started later.
     WaitSync = 8,
@@ -143,6 +145,8 @@ pub(super) struct FileLane {
     pub(super) zeroes: ZeroLists,
     pub(super) can_punch: bool,
     pub(super) can_zero_range: bool,
+    /// Continues I/Os that wait for writers of other lanes.
+    remote: Option<Remote>,
 }
 
 impl FileLane {
@@ -159,6 +163,7 @@ impl FileLane {
             zeroes: ZeroLists::new(),
             can_punch: limits.unmap,
             can_zero_range: true,
+            remote: None,
         })
     }
 
@@ -231,16 +236,19 @@ impl FileLane {
 
     /// Queues an I/O that changes data, if writers of this file may have to wait for each other.
     /// Returns whether the I/O may proceed.
-    fn enter_writers(&self, io: &mut Io) -> bool {
+    fn enter_writers(&mut self, io: &mut Io, slot: Slot, engine: &mut dyn Engine) -> bool {
         let align = self.wanted_align(io);
         if !io.writes() || align <= self.limits.logical_block_bytes {
             return true;
         }
         let modifies = self.has_parts(io) && io.kind != IoKind::Discard;
         let range = widened(&(io.offset_bytes..io.offset_bytes + io.len_bytes), align);
-        let ticket = self.shared.writers.enter(range, modifies);
+        let token = Token { slot, layer: 0 };
+        let remote = &mut self.remote;
+        let waiter = || (remote.get_or_insert_with(|| engine.remote()).clone(), token);
+        let (ticket, may_proceed) = self.shared.writers.enter(range, modifies, waiter);
         io.ticket = Some(ticket);
-        self.shared.writers.may_proceed(ticket)
+        may_proceed
     }
 
     fn finish(
@@ -275,13 +283,15 @@ impl FileLane {
 
     /// Advances the I/O until it ends or waits for an operation.
     fn advance(&mut self, io: &mut Io, slot: Slot, engine: &mut dyn Engine) -> Step {
+        let begin = io.done_bytes;
         for calls in 0.. {
             let op = match self.next_op(io, slot) {
                 Ok(Some(op)) => op,
-                Ok(None) => break, // the end of the running sync continues it
+                Ok(None) => break, // the end of the running sync, or of another writer, continues it
                 Err(why) => return self.finish(io, slot, Err(why), engine),
             };
-            let now = if calls < NOW_MAX { self.run_now(io, &op) } else { None };
+            let may_run = calls < NOW_MAX && io.done_bytes - begin < COPY_BYTES_MAX;
+            let now = if may_run { self.run_now(io, &op) } else { None };
             let Some(result) = now else {
                 engine.push(op, Token { slot, layer: 0 });
                 break;
@@ -318,7 +328,7 @@ impl Lane for FileLane {
             Ok(false) => return Step::Busy,
             Err(why) => return Step::Done(Err(why)),
         }
-        let stage = if self.enter_writers(io) { stage } else { Stage::WaitRange };
+        let stage = if self.enter_writers(io, slot, engine) { stage } else { Stage::WaitRange };
         io.stage = stage.with_retries(0);
         if io.kind == IoKind::Read && io.held.is_none() && !self.limits.in_memory {
             // The usual read has one operation, which is known already.

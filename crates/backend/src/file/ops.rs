@@ -6,19 +6,15 @@ use super::piece::{WritePiece, widened, write_piece};
 use super::sys;
 use crate::{Io, IoError, IoKind, Op, Slot};
 use std::ops::Range;
-use std::time::Duration;
 
 /// Maximum segments of one system call.
 const SEGMENTS_MAX: u32 = libc::UIO_MAXIOV as u32;
-/// Interval at which a waiting writer checks its condition (see [`super::range_lock`]). The other
-/// writer may belong to another thread, which cannot wake this one.
-const RECHECK: Duration = Duration::from_micros(50);
 
 const PUNCH: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
 const ZERO_RANGE: i32 = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
 
 impl FileLane {
-    /// The next operation; `None` if the I/O waits for a sync.
+    /// The next operation; `None` if the I/O waits for a sync, or for another writer.
     pub(super) fn next_op(&mut self, io: &mut Io, slot: Slot) -> Result<Option<Op>, IoError> {
         let (offset, len) = (io.offset_bytes, io.len_bytes);
         let fallocate = |mode| Op::Fallocate { file: FILE, mode, offset, len };
@@ -31,7 +27,7 @@ impl FileLane {
             Stage::Discard => Op::Discard { file: FILE, offset, len },
             Stage::ZeroRange => fallocate(ZERO_RANGE),
             Stage::Sync | Stage::WaitSync => return self.start_sync(io, slot),
-            Stage::WaitRange => Op::Timer { delay: RECHECK },
+            Stage::WaitRange => return Ok(None),
         }))
     }
 

@@ -6,7 +6,7 @@ use super::piece::WritePiece;
 use super::sync;
 use crate::{Io, IoError, IoKind};
 
-/// Maximum retries of an operation after EAGAIN or EINTR; then the I/O fails.
+/// Maximum retries of an operation after EAGAIN, EINTR or ECANCELED; then the I/O fails.
 const RETRIES_MAX: u8 = 15;
 
 /// The next step of an I/O.
@@ -46,11 +46,10 @@ impl FileLane {
         Next::Op
     }
 
+    /// The writers that the I/O has waited for are done.
     fn waited(&mut self, io: &mut Io) -> Next {
-        let may_proceed = io.ticket.is_none_or(|ticket| self.shared.writers.may_proceed(ticket));
         match self.first_stage(io) {
-            Ok(stage) if may_proceed => Self::go_to(io, stage),
-            Ok(_) => Next::Op,
+            Ok(stage) => Self::go_to(io, stage),
             Err(why) => Next::End(Err(why)),
         }
     }
@@ -140,7 +139,8 @@ impl FileLane {
     fn failed(&mut self, io: &mut Io, errno: i32) -> Next {
         let (stage, retries) = (Stage::of(io), Stage::retries(io));
         match errno {
-            libc::EAGAIN | libc::EINTR if retries < RETRIES_MAX => {
+            // ECANCELED: io_uring could not start a kernel thread for the operation.
+            libc::EAGAIN | libc::EINTR | libc::ECANCELED if retries < RETRIES_MAX => {
                 io.stage = stage.with_retries(retries + 1);
                 return Next::Op;
             }
@@ -152,6 +152,7 @@ impl FileLane {
             _ => {}
         }
         let synced = match stage {
+            _ if errno == libc::ECANCELED => false, // it has not begun
             Stage::Sync => true,
             Stage::Transfer | Stage::ZeroWrite | Stage::Store => {
                 io.durable && io.writes() && sync::may_be_of_a_sync(errno)

@@ -4,7 +4,7 @@
 #![expect(unsafe_code)]
 
 use super::piece::DirectAlign;
-use crate::BufList;
+use crate::{BufList, COPY_BYTES_MAX};
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
@@ -117,10 +117,12 @@ pub(super) fn is_in_memory(file: &File) -> bool {
 /// Calls `preadv` or `pread`. The result has the form of io_uring: number of bytes, or negative
 /// errno.
 pub(super) fn read_now(file: &File, bufs: &BufList, offset: u64) -> i32 {
-    let (iovs, fd) = (bufs.iovs(), file.as_raw_fd());
+    let (bufs, fd) = (bufs.first_within(COPY_BYTES_MAX), file.as_raw_fd());
+    let iovs = bufs.iovs();
     if let [iov] = iovs {
+        let len = iov.iov_len.min(COPY_BYTES_MAX as usize);
         // SAFETY: as below. `pread` avoids the kernel's copy of the list.
-        return result(unsafe { libc::pread(fd, iov.iov_base, iov.iov_len, offset as i64) });
+        return result(unsafe { libc::pread(fd, iov.iov_base, len, offset as i64) });
     }
     // SAFETY: the caller of `BufList::new` guarantees that the list is valid.
     result(unsafe { libc::preadv(fd, iovs.as_ptr(), iovs.len() as i32, offset as i64) })
@@ -128,7 +130,16 @@ pub(super) fn read_now(file: &File, bufs: &BufList, offset: u64) -> i32 {
 
 /// Calls `pwritev2`. The result has the form of io_uring.
 pub(super) fn write_now(file: &File, bufs: &BufList, offset: u64, dsync: bool) -> i32 {
-    let (iovs, fd) = (bufs.iovs(), file.as_raw_fd());
+    let (bufs, fd) = (bufs.first_within(COPY_BYTES_MAX), file.as_raw_fd());
+    let part;
+    let iovs = match bufs.iovs() {
+        [iov] => {
+            let len = iov.iov_len.min(COPY_BYTES_MAX as usize);
+            part = [libc::iovec { iov_len: len, ..*iov }];
+            &part[..]
+        }
+        iovs => iovs,
+    };
     let flags = if dsync { libc::RWF_DSYNC } else { 0 };
     // SAFETY: the caller of `BufList::new` guarantees that the list is valid.
     result(unsafe { libc::pwritev2(fd, iovs.as_ptr(), iovs.len() as i32, offset as i64, flags) })

@@ -103,16 +103,10 @@ impl Worker {
     /// Takes ownership of a queue. The next turn finds waiting chains without a kick.
     fn start_queue(&mut self, number: u16, setup: QueueSetup, virtqueue: VirtQueue) -> QueueId {
         let disk = self.disks.disk(number);
-        let slow_start = disk.storage.moves_data_itself();
+        let copies = disk.storage.moves_data_itself();
         let id = QueueId { disk: number, queue: disk.free_queue() };
-        let mut queue = RunningQueue::new(
-            id,
-            setup,
-            virtqueue,
-            slow_start,
-            self.coalesce,
-            Arc::clone(&disk.share),
-        );
+        let mut queue =
+            RunningQueue::new(id, setup, virtqueue, copies, self.coalesce, Arc::clone(&disk.share));
         if queue.is_blocked() {
             queue.block();
         } else if queue.virtqueue.may_wait_for_call() {
@@ -159,7 +153,8 @@ impl Worker {
             active.remove(id);
             *running -= 1;
             let (state, reply) = (stopped.final_state(), stopped.stopping.take());
-            drop(stopped); // release guest memory before the control plane continues
+            // Releases guest memory before the control plane continues, which has its own descriptors of the eventfds.
+            drop(stopped);
             if let Some(reply) = reply {
                 let _ = reply.send(state);
             }
