@@ -71,6 +71,7 @@ void vhost_blk_request_failed(const struct vhost_blk_req *req)
 
 	switch (req->error) {
 	case -EOPNOTSUPP:
+	case -EFAULT: /* memory that the guest lacks */
 		return;
 	case -ENODEV:
 	case -ENXIO:

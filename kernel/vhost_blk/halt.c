@@ -22,7 +22,8 @@ static bool vhost_blk_error_halts(const struct vhost_blk_req *req, u32 flags)
 	u32 all = apart ? VHOST_BLK_OPT_READS_KEEP_FAILED : VHOST_BLK_OPT_KEEP_FAILED;
 	u32 no_space = apart ? VHOST_BLK_OPT_READS_KEEP_NO_SPACE : VHOST_BLK_OPT_KEEP_NO_SPACE;
 
-	if (req->error == -EOPNOTSUPP)
+	/* Memory that the guest lacks is no error of the storage. */
+	if (req->error == -EOPNOTSUPP || req->error == -EFAULT)
 		return false;
 	if (flags & no_space && (req->error == -ENOSPC || req->error == -EDQUOT))
 		return true;

@@ -115,9 +115,9 @@ impl Coalescer {
         self.held.is_some()
     }
 
-    /// Returns whether to call the driver now, which has asked for a call now (`asked`) or before.
+    /// Holds a call that the driver has asked for now (`asked`) or before, unless it is due: returns whether to call now.
     /// `progress` grows with each chain and each completion.
-    pub(crate) fn is_due(&mut self, asked: bool, progress: u64, now: Nanos) -> bool {
+    pub(crate) fn hold_unless_due(&mut self, asked: bool, progress: u64, now: Nanos) -> bool {
         if !self.coalesces() {
             return true;
         }
@@ -242,7 +242,7 @@ mod tests {
             while self.now < end {
                 self.calls.published(batch);
                 self.progress += 2 * batch;
-                let due = self.calls.is_due(true, self.progress, self.now);
+                let due = self.calls.hold_unless_due(true, self.progress, self.now);
                 if due {
                     self.calls.called(self.now);
                 }
@@ -260,10 +260,10 @@ mod tests {
             while self.now < end {
                 self.calls.published(1);
                 self.progress += 2;
-                if !self.calls.is_due(true, self.progress, self.now) {
+                if !self.calls.hold_unless_due(true, self.progress, self.now) {
                     held += 1;
                     self.now += HOLD_IDLE;
-                    assert!(self.calls.is_due(false, self.progress, self.now));
+                    assert!(self.calls.hold_unless_due(false, self.progress, self.now));
                 }
                 self.calls.called(self.now);
                 self.now += time;
@@ -379,7 +379,7 @@ mod tests {
         let mut calls = Coalescer::new(Coalesce::On, POLL_MAX);
         let mut due = |at, asked, progress, requests| {
             calls.published(requests);
-            let due = calls.is_due(asked, progress, at);
+            let due = calls.hold_unless_due(asked, progress, at);
             if due {
                 calls.called(at);
             }
@@ -407,7 +407,7 @@ mod tests {
         for (mode, poll_max) in [(Coalesce::Off, POLL_MAX), (Coalesce::On, Duration::ZERO)] {
             let mut calls = Coalescer::new(mode, poll_max);
             calls.published(1);
-            assert!(calls.is_due(true, 1, 0));
+            assert!(calls.hold_unless_due(true, 1, 0));
             assert!(!calls.is_holding());
         }
     }
@@ -416,8 +416,8 @@ mod tests {
     fn no_call_is_held_for_longer_than_the_thread_may_poll() {
         let mut calls = Coalescer::new(Coalesce::On, Duration::from_micros(5));
         calls.published(1);
-        assert!(!calls.is_due(true, 1, 0));
-        assert!(!calls.is_due(false, 1, 5 * MICROSECOND - 1));
-        assert!(calls.is_due(false, 1, 5 * MICROSECOND));
+        assert!(!calls.hold_unless_due(true, 1, 0));
+        assert!(!calls.hold_unless_due(false, 1, 5 * MICROSECOND - 1));
+        assert!(calls.hold_unless_due(false, 1, 5 * MICROSECOND));
     }
 }

@@ -146,12 +146,12 @@ pub enum AtStop {
 }
 
 impl AtStop {
-    /// Returns whether the stop itself answers the kept requests with an error. `has_region`: the
-    /// in-flight region records them.
-    pub fn fails(self, has_region: bool) -> bool {
+    /// Returns whether the stop itself answers the kept requests with an error. `are_recorded`: the in-flight region
+    /// has them.
+    pub fn fails(self, are_recorded: bool) -> bool {
         match self {
             AtStop::Resubmit => false,
-            AtStop::LeaveInRegion => !has_region,
+            AtStop::LeaveInRegion => !are_recorded,
             AtStop::Fail => true,
         }
     }

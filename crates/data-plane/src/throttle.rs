@@ -90,7 +90,7 @@ impl Throttle {
             self.lead = LEAD_MAX;
             return;
         }
-        if !self.may_have_ticket(owes, now) {
+        if !self.claim_ticket(owes, now) {
             return;
         }
         let ticket = self.take_ticket(now);
@@ -118,15 +118,15 @@ impl Throttle {
 
     /// Begins or goes on with a wait until `at`.
     fn close(&mut self, at: Nanos, now: Nanos) {
-        if self.may_have_ticket(self.share.owes(), now) {
+        if self.claim_ticket(self.share.owes(), now) {
             let ticket = self.take_ticket(now);
             self.sleep(ticket, at, now);
         }
     }
 
-    /// Returns whether the queue may have a ticket: its disk has no debt, or this queue pays it.
-    /// Otherwise it looks again soon: it may be the next payer.
-    fn may_have_ticket(&mut self, owes: bool, now: Nanos) -> bool {
+    /// Claims the right to a ticket, which a queue has if its disk has no debt, or if it pays it. Otherwise the queue
+    /// gives an old ticket back, and looks again soon: it may be the next payer.
+    fn claim_ticket(&mut self, owes: bool, now: Nanos) -> bool {
         // Another queue that has paid all of the debt takes next.
         if !owes && !self.share.waits().has_other_payer(self.wait) {
             return true;

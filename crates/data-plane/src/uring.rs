@@ -101,7 +101,7 @@ impl Uring {
         if let Some(poll_ring) = &mut self.poll_ring {
             poll_ring.poll();
         }
-        if self.queued == 0 && !self.ring.submission().taskrun() {
+        if self.queued == 0 && !self.holds_back() {
             return;
         }
         self.enter(0, None);
@@ -220,7 +220,14 @@ impl Uring {
         if self.poll_ring.as_ref().is_some_and(PollRing::is_busy) {
             return true;
         }
-        !self.ring.completion().is_empty() || self.ring.submission().taskrun()
+        !self.ring.completion().is_empty() || self.holds_back()
+    }
+
+    /// Returns whether the kernel has completions that only the next call puts into the ring.
+    #[inline]
+    fn holds_back(&mut self) -> bool {
+        let submission = self.ring.submission();
+        submission.taskrun() || submission.cq_overflow()
     }
 
     #[inline]

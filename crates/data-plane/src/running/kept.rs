@@ -19,8 +19,12 @@ use virtio_blk::{Completion, Kind, Request};
 impl RunningQueue {
     /// Counts and judges the failed I/O of a request. Halts the disk if its policy says so. Returns
     /// whether the request must be kept: a queue with a ring fault would never take it again.
+    /// An error of the guest's memory is none of the storage, and concerns this front-end alone.
     #[cold]
     pub(crate) fn handle_failure(&mut self, kind: Kind, io: &Io, error: IoError) -> bool {
+        if error.is_of_memory() {
+            return false;
+        }
         if let Some(failure) = StorageFailure::of_io(kind, io.offset_bytes, error) {
             self.stats.failures[failure.kind as usize] += 1;
             self.health.failed(failure);
