@@ -23,12 +23,13 @@ use crate::values::{BackendKind, Plane};
 use backend::file::File as ImageFile;
 use backend::{Disk, Info};
 use data_plane::{GroupStart, HealthEvent, LimitChange, Limits, OncePerSecond, PlaneKind, Traced};
+use qcow2::Qcow2Disk;
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, mpsc};
-use vhost_user::DeviceState;
+use vhost_user::{Command, DeviceState};
 
 /// A disk that is about to be served.
 pub struct Opened {
@@ -174,16 +175,11 @@ impl Disks {
             opened.notices.clear(); // the first program has told them
         }
         let disk::Opened { disk, top, qcow2, lock, notices, .. } = opened;
-        let image = top.clone().map(|top| Image {
-            disk: Arc::clone(&disk),
-            top,
-            qcow2,
-            unmapped_before: unmapped_bytes,
-            told: disk.info(),
-        });
-        let obstacle = obstacle(&args, lock.as_ref().is_none_or(|(_, is_held)| *is_held));
+        let image = top.clone().map(|top| image_of(&disk, top, qcow2, unmapped_bytes));
+        let is_held = lock.as_ref().is_none_or(|(_, is_held)| *is_held);
+        let obstacle = obstacle(&args, is_held);
         let earlier = earlier(bitmaps.as_ref(), image.as_ref(), device.is_some(), obstacle);
-        let (layers, consumed) = layered(disk, top, earlier, image.as_ref());
+        let (layers, consumed) = layered(disk, top, earlier, image.as_ref().filter(|_| is_held));
         let disk = layers.disk();
         let info = disk.info();
         // The limits of an earlier program hold.
@@ -306,7 +302,8 @@ impl Disks {
     pub fn launch(self: &Arc<Self>, opened: Opened) -> Result<(), Failure> {
         let name = opened.reservation.name.clone();
         let span = self.span(&name);
-        if opened.entry.device.is_some() {
+        let is_device = opened.entry.device.is_some();
+        if is_device {
             growth::watch(self)?;
         }
         let threads = self.threads_of(opened.server.plane().0, opened.entry.args.queues());
@@ -330,7 +327,7 @@ impl Disks {
         let served = reservation.enter(entry)?;
         // Not before: a disk that does not start must not change the limits of others.
         if let Some(Err(failure)) = start.map(|start| front_ends.server.start_in_group(&start)) {
-            tracing::error!(%failure, "the group keeps its limits");
+            tracing::error!(%failure, "the limits of the disk do not apply to its group");
         }
         consumed.into_iter().for_each(Consumed::release);
         let serve = move || {
@@ -344,6 +341,10 @@ impl Disks {
             }
         };
         begin.send(Box::new(serve)).expect("the thread waits for it");
+        if is_device {
+            // It may have grown since it was opened; messages of the kernel concern only disks in the table.
+            drop(self.post(&name, Command::Resize(None)));
+        }
         Ok(())
     }
 }
@@ -360,6 +361,16 @@ fn group_start(name: &str, args: &DiskArgs, origin: Origin) -> Option<GroupStart
             burst: (limits.burst != Limits::BURST_DEFAULT).then_some(limits.burst),
         }),
     })
+}
+
+/// The image of a disk, whose file is `top`. An earlier program has freed the places of `unmapped_before` bytes.
+fn image_of(
+    disk: &Arc<dyn Disk>,
+    top: Arc<ImageFile>,
+    qcow2: Option<Arc<Qcow2Disk>>,
+    unmapped_before: u64,
+) -> Image {
+    Image { disk: Arc::clone(disk), top, qcow2, unmapped_before, told: disk.info() }
 }
 
 /// The block device of a disk, and its watch.
@@ -382,7 +393,8 @@ fn earlier(
     }
 }
 
-/// The layers of a disk, and its bitmaps until it is served.
+/// The layers of a disk, and its bitmaps until it is served. If the start fails, `image` keeps them: only one whose lock
+/// is held, because another program may change the others meanwhile.
 fn layered(
     disk: Arc<dyn Disk>,
     top: Option<Arc<ImageFile>>,

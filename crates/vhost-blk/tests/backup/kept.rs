@@ -6,7 +6,7 @@ use crate::content::{content_by_qemu, under};
 use crate::incremental::{backup, bitmaps, content_of, device, image_of, ok, refused};
 use crate::load::Load;
 use crate::moments::Moments;
-use crate::mount::{LoopDevice, may_not_mount};
+use crate::mount::{loop_device, may_not_mount};
 use crate::rig::Rig;
 use crate::served::{Served, served};
 use crate::server::{dirty_image, qemu};
@@ -400,6 +400,17 @@ fn a_start_that_fails_leaves_the_file_of_bitmaps_for_the_next_one() {
     assert_eq!(backup(&served, "next", &INCREMENTAL).1, PART);
 }
 
+#[test]
+fn a_start_that_fails_without_the_lock_of_the_image_keeps_no_bitmaps() {
+    let (mut served, device) = noted();
+    drop(device);
+    stop(&mut served);
+    fs::create_dir(&served.place.socket).unwrap();
+    let waits = ["--data-plane", "uring", "--incoming", "on"];
+    one_line(&finish(&mut next(&served.place, &served.control, &waits)), 1);
+    assert!(!side_file(&served).exists(), "another program may have written meanwhile");
+}
+
 /// Another program that writes a block device while no daemon serves it leaves no trace.
 #[test]
 fn a_block_device_keeps_no_bitmaps_and_says_so() {
@@ -409,11 +420,14 @@ fn a_block_device_keeps_no_bitmaps_and_says_so() {
     let mut rig = Rig::new();
     let file = rig.path("file");
     fs::write(&file, vec![1; 1 << 20]).unwrap();
-    let device = LoopDevice::new(&file);
+    let device = loop_device(&file);
     let shown = device.path.display();
     rig.ok(&format!("add a --blk-file {shown} --socket-path a.sock --data-plane uring"));
     rig.ok("backup a --to full --bitmap b");
     rig.ok("remove a");
     let told = rig.daemon.log_line("the bitmaps for incremental backups are lost");
-    assert!(told.contains("writes the block device; make a full backup"), "{told}");
+    assert!(
+        told.contains("shows no trace of the writes of other programs; make a full backup"),
+        "{told}"
+    );
 }

@@ -77,7 +77,7 @@ fn save(image: &Image, mut notes: Notes) -> Result<usize, String> {
     let unknown = |why: io::Error| format!("{why}; check the storage of the image");
     let files = identity::now(image).map_err(unknown)?;
     notes.files = files.ok_or_else(|| {
-        format!("nothing would tell of another program that writes the block device; {FULL}")
+        format!("a block device shows no trace of the writes of other programs; {FULL}")
     })?;
     if !identity::settle(&notes.files) {
         return Err(format!(
