@@ -10,7 +10,7 @@ use crate::host::fixture::{Disk, FileSystem, image, wait_until};
 use crate::host::integrity::{Setup, disk_of, tell, with_flags};
 use crate::host::load::{Done, Spec, allow_lost_calls, under_load};
 use crate::host::target::{self, Target, options};
-use crate::host::{integrity, requests};
+use crate::host::{integrity, module, requests};
 use anyhow::{Context, Result, bail, ensure};
 use driver::kernel::abi;
 use driver::{Device, Options, Request};
@@ -37,6 +37,9 @@ cases! { Host;
     "daemon-switch", Plain,
         "a running disk moves between the kernel and the io_uring plane under load, and its metrics count on",
         |env| switch_planes(env, usual(), Setup::usual(6));
+    "daemon-module-exchange", Plain,
+        "the module is unloaded and loaded again below a running disk, which the io_uring plane serves meanwhile",
+        |env| exchange_module(env, usual(), Setup::usual(2));
     "daemon-images", Plain,
         "a disk leaves the kernel plane for a snapshot and for a backup, and returns after the commit and the backup, under load",
         |env| change_images(env, image(FileSystem::Ext4, true), Setup::usual(1));
@@ -109,6 +112,23 @@ pub(crate) fn switch_planes(env: &Env, disk: Result<Disk>, setup: Setup) -> Resu
             check_trace(&daemon, &status).context(plane)?;
         }
         handles.wait_for_progress(STEP).context("after the last switch")
+    })?;
+    tell(&done);
+    check_totals(&daemon, &done)
+}
+
+/// A running disk leaves the module while another one of its kind is loaded.
+fn exchange_module(env: &Env, disk: Result<Disk>, setup: Setup) -> Result<()> {
+    let env = &Env { plane: Plane::Kernel, ..env.clone() };
+    let (_disk, device, daemon, specs) = begin(env, disk, &setup)?;
+    let done = under_load(device, specs, |handles| {
+        for round in 0..env.rounds(setup.requests) {
+            handles.wait_for_progress(STEP).with_context(|| format!("before round {round}"))?;
+            daemon.control(&["switch", "uring"])?;
+            module::reload(env).with_context(|| format!("round {round}"))?;
+            daemon.control(&["switch", "kernel"])?;
+        }
+        handles.wait_for_progress(STEP).context("after the last exchange")
     })?;
     tell(&done);
     check_totals(&daemon, &done)
