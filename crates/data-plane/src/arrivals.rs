@@ -2,10 +2,10 @@
 //! Bounds on the time for which chains were in the ring before the device took them, while a disk is
 //! traced. The kernel module finds them in the same way (`kernel/vhost_blk/arrivals.c`).
 //!
-//! The driver notes no times. But a look at the ring that does not show a chain is earlier than the
-//! chain. So each look has a horizon: the chains beyond it came after the look. A thread that sleeps
-//! until a kick does not look. Then the time from the kick on counts, which is at most the time that
-//! the thread waited for a CPU ([`RunDelay`]) and ran since: an idle driver is no wait.
+//! The driver records no times. But a chain that a look at the ring did not show came after that look. So
+//! each look has a horizon: the chains beyond it came later. A thread that sleeps until a kick does not look.
+//! Then the time since the kick counts, which is at most the time that the thread waited for a CPU ([`RunDelay`])
+//! and ran since: an idle driver is no wait.
 
 use crate::latency::Nanos;
 use std::fs::File;

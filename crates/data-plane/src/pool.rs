@@ -204,7 +204,7 @@ fn build_worker(
     }
     let uring = Uring::new().map_err(StartError::Uring)?;
     if let Err(error) = uring.start_io_workers(&options.cpus) {
-        tracing::warn!(%error, "the kernel's worker threads of io_uring are neither bounded nor kept on --cpus; Linux 5.15 can do that");
+        tracing::warn!(%error, "the kernel's worker threads of io_uring are neither bounded nor kept on --cpus");
     }
     let batch_size = BatchSize::new(options.batch_size);
     Ok(Worker::new(uring, options.poll_max, batch_size, options.coalesce, inbox, mail_fd))

@@ -26,10 +26,11 @@ pub struct Merge {
 }
 
 impl Merge {
-    /// Opens the backing file of the image for writing, which the caller has locked. It has this path.
+    /// Opens the backing file of the image, at `path`, for writing. The caller has locked it.
     ///
     /// # Errors
-    /// [`Qcow2Error`], also if another file is at the path of one of both by now; no file has a change then.
+    /// [`Qcow2Error`]; among them that the path of the image or of the backing file names another file now. Nothing
+    /// is changed then.
     pub fn open(
         image: Arc<Qcow2Disk>,
         path: &Path,

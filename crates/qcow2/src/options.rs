@@ -25,8 +25,8 @@ pub struct Qcow2Options {
     /// The file that a disk of this process has locked for writing. That disk writes no more, and will
     /// be dropped.
     pub takes_over: Option<TakesOver>,
-    /// The claimed clusters that the one who has written the image knows ([`Qcow2Disk::known`]), and nothing has
-    /// changed it since. Else the tables are looked at before the first change.
+    /// The claimed clusters, as the last writer of the image knew them ([`Qcow2Disk::known`]). Give them only if the
+    /// image has not changed since. Without them, all tables are read before the first change.
     ///
     /// [`Qcow2Disk::known`]: crate::Qcow2Disk::known
     pub known: Option<Vec<u8>>,

@@ -415,7 +415,7 @@ fn open_patiently<T, E>(
         if told != limit {
             told = limit;
             let (image, limit) = (path.display(), limit.as_secs());
-            tracing::warn!("waits for {image}, in use by {user}, {limit} s at most");
+            tracing::warn!("waits at most {limit} s for {image}, in use by {user}");
         }
         opened = open(FileOptions { lock: Some(USER_LOOK), ..options.clone() });
     }
@@ -427,7 +427,7 @@ fn patience(error: &LockError) -> Option<(&str, Duration)> {
     match error {
         LockError::InUse { holder: Some(holder), .. } => Some((holder, LOCK_PATIENCE)),
         LockError::InUse { .. } => {
-            let user = "no process that is seen (the I/O of a killed one may have to end)";
+            let user = "a process that cannot be seen (a killed one may still have I/O in flight)";
             Some((user, ENDED_PATIENCE))
         }
         LockError::Claimed { .. } => Some(("the host's kernel", LOCK_PATIENCE)),

@@ -43,7 +43,7 @@ pub(crate) fn check(path: &Path) -> Result<(), Failure> {
     let is_id =
         text.len() as u64 <= BYTES_MAX && text.trim_end().bytes().all(|byte| byte.is_ascii_digit());
     if !is_regular || read.is_err() || !is_id {
-        return Err(failed(&"another file is there, which has no process id", "name another path"));
+        return Err(failed(&"the file there has no process id", "name another path"));
     }
     match file.try_lock() {
         Ok(()) => Ok(()),
@@ -147,11 +147,11 @@ mod tests {
         for content in ["no id", "1234567890123456789012"] {
             fs::write(&path, content).unwrap();
             let why = write(&path).unwrap_err().to_string();
-            assert!(why.contains("another file is there"), "{why}");
+            assert!(why.contains("the file there has no process id"), "{why}");
             assert_eq!(fs::read_to_string(&path).unwrap(), content);
         }
         let why = write(directory.path()).unwrap_err().to_string();
-        assert!(why.contains("another file is there"), "{why}");
+        assert!(why.contains("the file there has no process id"), "{why}");
         let link = directory.path().join("link");
         std::os::unix::fs::symlink(&path, &link).unwrap();
         assert!(write(&link).is_err());

@@ -48,9 +48,9 @@ fn an_image_of_a_running_program_is_waited_for_and_the_program_is_told() {
     let place = Place::new();
     let holder = lock_at_once(&place);
     let mut daemon = Daemon::spawn(&mut place.serve());
-    let line = daemon.log_line("waits for");
+    let line = daemon.log_line("waits at most");
     assert!(line.contains("disk.img") && line.contains("(process "), "{line}");
-    assert!(line.contains("5 s at most"), "{line}");
+    assert!(line.contains("at most 5 s"), "{line}");
     drop(holder);
     daemon.log_line("serving");
 }
@@ -79,8 +79,11 @@ fn the_next_daemon_waits_longer_for_the_io_of_a_killed_one_and_no_write_is_lost(
     killed.signal(libc::SIGKILL);
     place.wait_until("it has closed its files", || killed.descriptors().is_empty());
     let mut next = Daemon::spawn(&mut serve);
-    let line = next.log_line("waits for");
-    assert!(line.contains("no process that is seen") && line.contains("30 s at most"), "{line}");
+    let line = next.log_line("waits at most");
+    assert!(
+        line.contains("a process that cannot be seen") && line.contains("at most 30 s"),
+        "{line}"
+    );
     drop(frozen);
     next.log_line("serving");
     killed.wait();

@@ -155,7 +155,7 @@ pub fn run(
     }
     // Removes an incomplete image.
     if !hand.close() {
-        tracing::warn!(disk, target = %order.target, "it hangs, and is given up when it answers");
+        tracing::warn!(disk, target = %order.target, "the target does not answer; an incomplete file is removed when it does");
     }
     if done.is_ok() {
         tracing::info!(disk, target = %order.target, "the backup is complete");

@@ -402,7 +402,7 @@ fn upgrade(client: &Client<'_>, call: &mut Call) -> Result<Option<PathBuf>, Call
     call.no_more()?;
     if program.is_some() && !client.is_owner() {
         let why = "only root and the user of the daemon may name a program";
-        let remedy = "leave the program out, or ask one of them";
+        let remedy = "omit --program, or run the command as one of them";
         return Err(Failure::run(UPGRADE, why, remedy).into());
     }
     Ok(program.map(PathBuf::from))

@@ -178,7 +178,7 @@ impl Disks {
                 drop(state);
                 tracing::warn!(
                     disk = name,
-                    "removed while its storage does not let it be opened; until it does, its image stays in use"
+                    "removed while it is being opened; its image stays in use until its storage answers"
                 );
                 self.tell_manager();
                 return Removed::GivenUp;

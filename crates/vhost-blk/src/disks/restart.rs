@@ -75,7 +75,7 @@ impl Disks {
             let Err(failure) = changing::change(name, &started.control, &old, &new) else {
                 continue;
             };
-            tracing::warn!(%failure, "options that commands had changed are those of the file");
+            tracing::warn!(%failure, "options that commands had changed have the values of the file again");
             if let Some(entry) = self.lock().in_table(&started.control) {
                 let notice = format!("options that commands had changed are lost: {failure}");
                 entry.notices.push(notice);

@@ -26,7 +26,7 @@ pub(super) fn nvme(part: &Part) -> Vec<Finding> {
         (
             with(&short),
             Outcome::Warn,
-            "the device disappears too early without a path, and the daemon must be started again",
+            "without a path the device disappears too early: requests fail until it is back",
             ("ctrl_loss_tmo", LOSS_MIN.to_string()),
         ),
         (

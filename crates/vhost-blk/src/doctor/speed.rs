@@ -36,7 +36,7 @@ fn scheduler(name: &str, sysfs: &Path) -> Option<Finding> {
         return None;
     }
     finding(
-        format!("the scheduler {chosen} orders requests for a device that does not turn"),
+        format!("the scheduler {chosen} orders requests for a non-rotational device"),
         format!("echo none >/sys/block/{name}/queue/scheduler"),
     )
 }

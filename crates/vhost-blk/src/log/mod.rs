@@ -91,7 +91,7 @@ pub fn flush_for_exec() -> io::Result<()> {
     };
     match LINES.flush() || !is_file()? {
         true => Ok(()),
-        false => Err(io::Error::other("the file of the log does not take its lines")),
+        false => Err(io::Error::other("the log file does not accept lines")),
     }
 }
 

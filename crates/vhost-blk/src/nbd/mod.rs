@@ -43,7 +43,7 @@ pub(crate) enum NbdError {
     #[error("the connection has failed: {0}; start the server again")]
     Socket(io::Error),
     /// The server breaks the protocol.
-    #[error("it is no NBD server of today ({0}); use qemu-nbd or nbdkit")]
+    #[error("the server does not speak the present NBD protocol ({0}); use qemu-nbd or nbdkit")]
     Broken(&'static str),
     /// The server refuses the export.
     #[error("it refuses the export \"{export}\": {why}; check the name (nbdinfo --list)")]

@@ -42,8 +42,8 @@ pub enum UpgradeError {
     },
     /// A copy is being begun, or has ended, and a thread still waits for its target or its source.
     #[error(
-        "{}: a storage of the {act} to it does not answer, and the exchange of the program would wait for it; \
-         check that storage, and repeat the command",
+        "{}: a storage of the {act} to it does not answer, and the upgrade would wait for it; check that storage, and \
+         repeat the command",
         .path.display()
     )]
     Target {
@@ -54,8 +54,8 @@ pub enum UpgradeError {
     },
     /// A disk was given up, and a thread still waits for its storage.
     #[error(
-        "the storage of the disk {name}, which was given up, does not answer, and the exchange of the \
-         program would wait for it; check that storage, and repeat the command"
+        "the storage of the disk {name}, which was given up, does not answer, and the upgrade would \
+         wait for it; check that storage, and repeat the command"
     )]
     GivenUp {
         /// The name that it had.
@@ -63,8 +63,8 @@ pub enum UpgradeError {
     },
     /// A thread waits for the storage of a disk.
     #[error(
-        "a command, or a look at its device, waits for the storage of the disk {name}, and the exchange of the \
-         program would wait for it; repeat the command after that, or check that storage"
+        "a command, or a look at its device, waits for the storage of the disk {name}, and the upgrade \
+         would wait for it; repeat the command after that, or check that storage"
     )]
     Storage {
         /// Name of the disk.
@@ -83,8 +83,7 @@ pub enum UpgradeError {
     },
     /// The file of the log hangs.
     #[error(
-        "{0}, and the exchange of the program would wait for it; check the storage of that file, and \
-         repeat the command"
+        "{0}, and the upgrade would wait for it; check the storage of that file, and repeat the command"
     )]
     Log(io::Error),
     /// The daemon is about to end.

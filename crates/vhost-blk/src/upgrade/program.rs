@@ -140,7 +140,7 @@ fn wait(mut child: Child, limit: Duration) -> io::Result<Option<ExitStatus>> {
 fn reap(mut child: Child) {
     let (pid, body) = (child.id(), move || drop(child.wait()));
     if let Err(error) = std::thread::Builder::new().name("reap".into()).spawn(body) {
-        tracing::warn!(pid, %error, "the killed check of an upgrade is not waited for");
+        tracing::warn!(pid, %error, "the killed check of an upgrade stays as a zombie");
     }
 }
 

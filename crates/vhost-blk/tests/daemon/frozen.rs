@@ -122,7 +122,7 @@ fn a_log_on_a_frozen_file_system_delays_no_disk_and_no_command_and_refuses_an_up
     rig.ok("pause a");
     rig.ok("resume a");
     let line = rig.refused("upgrade", 1);
-    assert!(line.contains("the file of the log does not take its lines"), "{line}");
+    assert!(line.contains("the log file does not accept lines"), "{line}");
     guest.write(0, &[1; 512]).unwrap();
     drop(frozen);
     rig.place.wait_until("the end of the lines", || rig.ctl("upgrade").status.success());

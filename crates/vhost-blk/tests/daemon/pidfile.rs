@@ -95,10 +95,7 @@ fn a_wrong_file_is_refused_and_stays() {
     let path = place.path("text");
     std::fs::write(&path, "no id").unwrap();
     let line = refused(&path, 1);
-    assert!(
-        line.contains("another file is there, which has no process id; name another"),
-        "{line}"
-    );
+    assert!(line.contains("the file there has no process id; name another"), "{line}");
     assert_eq!(std::fs::read_to_string(&path).unwrap(), "no id");
     let line = refused(&place.path("none").join("pid"), 1);
     assert!(line.contains("there is no such directory; make it"), "{line}");

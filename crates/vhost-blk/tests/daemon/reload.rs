@@ -296,7 +296,7 @@ fn a_locked_image_keeps_no_disk_whose_file_comes_later() {
     let [a, b] = locked(&rig);
     rig.write_file("c", &file("c", ""));
     rig.daemon.signal(libc::SIGHUP);
-    rig.daemon.log_line("waits for");
+    rig.daemon.log_line("waits at most");
     rig.wait_for("c", "serving");
     rig.guest("c").write(0, &[1; 512]).unwrap();
     drop((a, b));
@@ -309,7 +309,7 @@ fn locked_images_are_waited_for_together() {
     let _held = locked(&rig);
     rig.daemon.signal(libc::SIGHUP);
     // Both of them, before one has failed.
-    (0..2).for_each(|_| drop(rig.daemon.log_line("waits for")));
+    (0..2).for_each(|_| drop(rig.daemon.log_line("waits at most")));
     for _ in 0..2 {
         let line = rig.daemon.log_line("ERROR");
         assert!(line.contains("in use"), "{line}");
@@ -322,7 +322,7 @@ fn many_signals_have_one_reload_and_one_that_waits() {
     let mut rig = Rig::of_directory(&[]);
     let held = locked(&rig);
     rig.daemon.signal(libc::SIGHUP);
-    rig.daemon.log_line("waits for");
+    rig.daemon.log_line("waits at most");
     rig.write_file("c", &file("c", ""));
     for _ in 0..50 {
         rig.daemon.signal(libc::SIGHUP);

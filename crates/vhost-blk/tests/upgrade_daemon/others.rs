@@ -107,7 +107,7 @@ fn a_disk_that_is_being_added_refuses_the_upgrade() {
     command.current_dir(rig.place.dir.path()).args(["ctl", "--control-path", "ctl"]);
     command.args("add b --blk-file disk.img --socket-path b.sock".split(' '));
     let mut adding = command.spawn().unwrap();
-    rig.daemon.log_line("waits for");
+    rig.daemon.log_line("waits at most");
     let line = rig.refused("upgrade", 1);
     assert!(line.contains("the disk b cannot be passed on: it is being added"), "{line}");
     drop(lock);

@@ -11,10 +11,10 @@
 //! | closed | [`Hand::close`] | the end of the thread |
 //!
 //! Acts are carried out in their order. An owner that does not wait any more leaves the thread alone; it drops
-//! the copier, with an incomplete file, as soon as the storage answers. A new disk that is not used has its last
-//! close here, and a value that was made with it its end ([`There`]): a drained disk waits for neither. The owner
-//! waits for one act before it orders the next, but for one of a convergence that is refused, the last one and the
-//! close: the queue has four acts at most.
+//! the copier, with an incomplete file, as soon as the storage answers. An unused new disk is closed on this thread,
+//! and a value that was made with it ([`There`]) is dropped here, so that a drained disk waits for neither. The owner
+//! waits for each act before it orders the next, with three exceptions: an act of a refused convergence, the last act
+//! and the close. So the queue has at most four acts.
 
 use super::{DRAINED_MAX, Unfinished};
 use crate::disk::Opened;

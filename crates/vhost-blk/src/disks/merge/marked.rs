@@ -64,7 +64,7 @@ impl Drop for Unmarked {
         let file = self.0.as_ref().map(|marked| marked.backing.path().to_owned());
         if let (Some(file), Err(why)) = (file, self.again()) {
             let file = file.display();
-            tracing::warn!(%file, %why, "it has lost the mark of a backing file; take no disk of it");
+            tracing::warn!(%file, %why, "the file has lost its mark as a backing file: do not serve it, because an overlay depends on it");
         }
     }
 }

@@ -14,7 +14,7 @@
 //! | 8. the guest goes on in the backing file | the same |
 //!
 //! The client of the command waits; if it goes, or cancels, the merge ends after step 4 at the latest. Steps 3 and
-//! 4: `converge`. Only one thread writes to the backing file; the client's thread gives one that hangs up:
+//! 4: `converge`. Only one thread writes to the backing file; the client's thread abandons one that hangs:
 //!
 //! | State of the work | Begins | Next |
 //! |---|---|---|

@@ -14,7 +14,7 @@
 //! | 8. the guest goes on in the new storage | the same |
 //!
 //! No step writes to the old image but its mark. Any failure before step 8 leaves the guest in the old
-//! storage, without a mark. Only one thread works on the target; all others give a target that hangs up. Steps 4
+//! storage, without a mark. Only one thread works on the target; all others abandon a target that hangs. Steps 4
 //! and 5: `converge`. The states of a mirror: `state`.
 
 mod completion;

@@ -11,8 +11,8 @@
 //! | moved | the guest goes on in the new storage | |
 //! | ended | a cancel, an error of the source or of the target, or a target that does not answer | |
 //!
-//! A withdrawal is decided against the begin of the rest under the lock, and a cancel against that of the move:
-//! neither begins after it, and it is not accepted after that. In the state ended the guest goes on in the old storage.
+//! The lock orders a withdrawal and the begin of the rest, and a cancel and the begin of the move: the first of the two
+//! excludes the other. In the state ended the guest goes on in the old storage.
 //!
 //! | State of the order | Begins | Next |
 //! |---|---|---|

@@ -51,7 +51,7 @@ impl Worker {
         // Removes an incomplete file.
         if !hand.close() {
             let target = plan.path().display();
-            tracing::warn!(disk = source.name, %target, "it hangs, and is given up when it answers");
+            tracing::warn!(disk = source.name, %target, "the target does not answer; an incomplete file is removed when it does");
         }
         if outcome.is_err() {
             source.end_following();

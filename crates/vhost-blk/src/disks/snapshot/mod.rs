@@ -148,7 +148,7 @@ impl Disks {
         // Removes an overlay that is not used.
         if !hand.close() {
             let overlay = wanted.overlay.display();
-            tracing::warn!(disk = name, %overlay, "the storage hangs, and the overlay is given up when it answers");
+            tracing::warn!(disk = name, %overlay, "the storage does not answer; the overlay is removed when it does");
         }
         drop(owner);
         taken
