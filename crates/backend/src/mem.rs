@@ -10,6 +10,8 @@ use crate::{COPY_BYTES_MAX, Disk, Engine, Info, Io, IoError, IoKind, Lane, Op, S
 use map::Map;
 use std::sync::Arc;
 
+const PAGE: u64 = 4096;
+
 /// A disk in memory.
 #[derive(Clone, Debug)]
 pub struct Mem {
@@ -66,7 +68,9 @@ impl MemLane {
     /// Carries out the next [`COPY_BYTES_MAX`] of an I/O. The thread does other work before the rest.
     fn advance(&self, io: &mut Io, slot: Slot, engine: &mut dyn Engine) -> Step {
         let (at, left) = (io.offset_bytes + io.done_bytes, io.len_bytes - io.done_bytes);
-        let len = left.min(COPY_BYTES_MAX);
+        // Later parts begin with a page, so that each page is returned to the system.
+        let end = (at + COPY_BYTES_MAX) / PAGE * PAGE;
+        let len = left.min(end - at);
         match io.kind {
             IoKind::Read => self.map.read(at, len, &io.bufs),
             IoKind::Write => self.map.write(at, len, &io.bufs),

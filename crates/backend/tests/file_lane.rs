@@ -5,8 +5,7 @@ mod common;
 
 use backend::conformance::{ManualEngine, Memory};
 use backend::{
-    BufList, Disk, File, FileIndex, FileOptions, Io, IoError, IoKind, Lane, Mem, Op, Slot, Step,
-    Token,
+    BufList, Disk, File, FileIndex, FileOptions, Io, IoError, IoKind, Lane, Op, Slot, Step, Token,
 };
 use common::{DISK, Image, TMPFS, loop_device};
 use std::fs;
@@ -449,52 +448,4 @@ fn transfers_of_a_file_in_memory_run_at_once_up_to_a_bound() {
             assert_eq!(lane.event(&mut io, token, 512, &mut engine), FINE);
         }
     }
-}
-
-#[test]
-fn a_long_segment_of_a_file_in_memory_is_copied_in_parts() {
-    let image = Image::new(TMPFS, 16 << 20).expect("an image can be made");
-    let file = File::open(&image.path, FileOptions::default()).expect("the image opens");
-    let (mut lane, mut engine) = (file.open_lane().expect("the lane opens"), ManualEngine::new());
-    let mut memory = Memory::new(&[5 << 20], 7);
-    for kind in [IoKind::Write, IoKind::Read] {
-        let mut io = Io::new(kind, 4096, 5 << 20, memory.bufs());
-        assert_eq!(lane.start(&mut io, Slot(3), &mut engine), Step::Pending, "{kind:?}");
-        let (op, token) = engine.take_one();
-        assert_eq!(transfer(op), (4096 + (2 << 20), 3 << 20), "{kind:?}");
-        assert_eq!(lane.event(&mut io, token, 3 << 20, &mut engine), FINE, "{kind:?}");
-    }
-}
-
-#[test]
-fn a_long_request_of_a_disk_in_memory_is_carried_out_in_parts() {
-    let disk = Mem::new(16 << 20).expect("the disk can be made");
-    let (mut lane, mut engine) = (disk.open_lane().expect("the lane opens"), ManualEngine::new());
-    let mut memory = Memory::new(&[5 << 20], 7);
-    for kind in [IoKind::Write, IoKind::Read, IoKind::WriteZeroes { unmap: false }, IoKind::Discard]
-    {
-        let mut io = Io::new(kind, 4096, 5 << 20, memory.bufs());
-        let mut step = lane.start(&mut io, Slot(3), &mut engine);
-        for part in 1..=2 {
-            assert_eq!(step, Step::Pending, "{kind:?}, {part}");
-            let (op, token) = engine.take_one();
-            assert!(matches!(op, Op::Nop), "{op:?}");
-            step = lane.event(&mut io, token, 0, &mut engine);
-        }
-        assert_eq!(step, FINE, "{kind:?}");
-    }
-}
-
-#[test]
-fn a_sync_that_was_not_started_is_no_failed_sync() {
-    let mut bench = bench();
-    for errno in [libc::ECANCELED, libc::EIO] {
-        let mut io = command(IoKind::Flush, 0);
-        bench.started(&mut io);
-        let retries = if errno == libc::ECANCELED { 15 } else { 0 };
-        (0..retries).for_each(|_| _ = bench.continued(&mut io, -errno));
-        assert_eq!(bench.event(&mut io, -errno), FAILED(errno));
-    }
-    // Only the second one may have lost writes.
-    assert_eq!(bench.start(&mut command(IoKind::Flush, 0)), FAILED(libc::EIO));
 }

@@ -259,7 +259,8 @@ impl FileLane {
         engine: &mut dyn Engine,
     ) -> Step {
         if Stage::of(io) == Stage::Sync {
-            let SyncEnd { followers, leader } = self.syncs.end(slot);
+            let has_run = outcome != Err(IoError::Errno(libc::ECANCELED));
+            let SyncEnd { followers, leader } = self.syncs.end(slot, has_run);
             for slot in followers {
                 engine.push(Op::Nop, Token { slot, layer: 0 });
             }
@@ -290,8 +291,9 @@ impl FileLane {
                 Ok(None) => break, // the end of the running sync, or of another writer, continues it
                 Err(why) => return self.finish(io, slot, Err(why), engine),
             };
-            let may_run = calls < NOW_MAX && io.done_bytes - begin < COPY_BYTES_MAX;
-            let now = if may_run { self.run_now(io, &op) } else { None };
+            let left = COPY_BYTES_MAX.saturating_sub(io.done_bytes - begin);
+            let may_run = calls < NOW_MAX && left > 0;
+            let now = if may_run { self.run_now(io, &op, left) } else { None };
             let Some(result) = now else {
                 engine.push(op, Token { slot, layer: 0 });
                 break;

@@ -111,7 +111,8 @@ impl FileLane {
     /// Runs a read, a write or a sync of a file in memory synchronously. io_uring would pass it to a
     /// kernel thread, because tmpfs does not announce non-blocking I/O, and that takes longer than the
     /// copy; the sync does nothing. Nor does that of a device with a write-through cache.
-    pub(super) fn run_now(&self, io: &Io, op: &Op) -> Option<i32> {
+    /// A transfer moves at most `bytes_max`.
+    pub(super) fn run_now(&self, io: &Io, op: &Op, bytes_max: u64) -> Option<i32> {
         if matches!(op, Op::Fdatasync { .. }) && self.shared.write_cache.is_write_through() {
             return Some(0);
         }
@@ -120,9 +121,11 @@ impl FileLane {
         }
         match *op {
             Op::Fdatasync { .. } => Some(sys::sync_now(&self.shared.file)),
-            Op::Read { bufs, offset, .. } => Some(sys::read_now(&self.shared.file, &bufs, offset)),
+            Op::Read { bufs, offset, .. } => {
+                Some(sys::read_now(&self.shared.file, &bufs, offset, bytes_max))
+            }
             Op::Write { bufs, offset, dsync, .. } => {
-                Some(sys::write_now(&self.shared.file, &bufs, offset, dsync))
+                Some(sys::write_now(&self.shared.file, &bufs, offset, dsync, bytes_max))
             }
             _ => None,
         }

@@ -110,12 +110,14 @@ impl Syncs {
     }
 
     /// The I/O of `slot` ends. If it has led a sync, the caller starts the next one, and continues the
-    /// followers.
-    pub(super) fn end(&mut self, slot: Slot) -> SyncEnd {
+    /// followers. If the sync was not carried out (`!has_run`), the followers wait for the next one instead.
+    pub(super) fn end(&mut self, slot: Slot, has_run: bool) -> SyncEnd {
         if self.leader != Some(slot) {
             return SyncEnd::default();
         }
-        let mut waiting = std::mem::take(&mut self.waiting).into_iter();
+        let mut waiting = if has_run { Vec::new() } else { std::mem::take(&mut self.followers) };
+        waiting.append(&mut self.waiting);
+        let mut waiting = waiting.into_iter();
         self.leader = waiting.next();
         let followers = std::mem::replace(&mut self.followers, waiting.collect());
         SyncEnd { followers, leader: self.leader }

@@ -4,7 +4,7 @@
 #![expect(unsafe_code)]
 
 use super::piece::DirectAlign;
-use crate::{BufList, COPY_BYTES_MAX};
+use crate::BufList;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
@@ -114,13 +114,13 @@ pub(super) fn is_in_memory(file: &File) -> bool {
     known && matches!(stat.f_type, libc::TMPFS_MAGIC | libc::HUGETLBFS_MAGIC | RAMFS_MAGIC)
 }
 
-/// Calls `preadv` or `pread`. The result has the form of io_uring: number of bytes, or negative
-/// errno.
-pub(super) fn read_now(file: &File, bufs: &BufList, offset: u64) -> i32 {
-    let (bufs, fd) = (bufs.first_within(COPY_BYTES_MAX), file.as_raw_fd());
+/// Calls `preadv` or `pread` for the first segments, of at most `bytes_max` bytes. The result has the form of io_uring:
+/// number of bytes, or negative errno.
+pub(super) fn read_now(file: &File, bufs: &BufList, offset: u64, bytes_max: u64) -> i32 {
+    let (bufs, fd) = (bufs.first_within(bytes_max), file.as_raw_fd());
     let iovs = bufs.iovs();
     if let [iov] = iovs {
-        let len = iov.iov_len.min(COPY_BYTES_MAX as usize);
+        let len = iov.iov_len.min(bytes_max as usize);
         // SAFETY: as below. `pread` avoids the kernel's copy of the list.
         return result(unsafe { libc::pread(fd, iov.iov_base, len, offset as i64) });
     }
@@ -128,13 +128,19 @@ pub(super) fn read_now(file: &File, bufs: &BufList, offset: u64) -> i32 {
     result(unsafe { libc::preadv(fd, iovs.as_ptr(), iovs.len() as i32, offset as i64) })
 }
 
-/// Calls `pwritev2`. The result has the form of io_uring.
-pub(super) fn write_now(file: &File, bufs: &BufList, offset: u64, dsync: bool) -> i32 {
-    let (bufs, fd) = (bufs.first_within(COPY_BYTES_MAX), file.as_raw_fd());
+/// Calls `pwritev2` for the first segments, of at most `bytes_max` bytes. The result has the form of io_uring.
+pub(super) fn write_now(
+    file: &File,
+    bufs: &BufList,
+    offset: u64,
+    dsync: bool,
+    bytes_max: u64,
+) -> i32 {
+    let (bufs, fd) = (bufs.first_within(bytes_max), file.as_raw_fd());
     let part;
     let iovs = match bufs.iovs() {
         [iov] => {
-            let len = iov.iov_len.min(COPY_BYTES_MAX as usize);
+            let len = iov.iov_len.min(bytes_max as usize);
             part = [libc::iovec { iov_len: len, ..*iov }];
             &part[..]
         }
