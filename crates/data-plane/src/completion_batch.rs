@@ -45,7 +45,7 @@ impl CompletionBatch {
         self.unpublished_bytes += bytes;
     }
 
-    /// Counts the part of a request of `bytes` that the storage has copied before the rest goes on later.
+    /// Counts the part of a request of `bytes` that the storage may have copied itself; the request goes on later.
     #[inline]
     pub(crate) fn began(&mut self, bytes: u64) {
         if self.copies {

@@ -44,7 +44,9 @@ pub(crate) struct Uring {
     /// Exists while a disk wants it.
     pub(crate) poll_ring: Option<PollRing>,
     /// Events of other threads, if a lane uses some.
-    remote_events: Option<Arc<RemoteEvents>>,
+    remote_events: Arc<RemoteEvents>,
+    /// The ring polls for them, since their first use.
+    polls_remote_events: bool,
     pub(crate) io_workers: IoWorkers,
 }
 
@@ -71,7 +73,8 @@ impl Uring {
             in_storage: 0,
             in_kernel_threads: 0,
             poll_ring: None,
-            remote_events: None,
+            remote_events: Arc::new(RemoteEvents::new()?),
+            polls_remote_events: false,
             io_workers: IoWorkers::default(),
         })
     }
@@ -192,21 +195,18 @@ impl Uring {
         left > 0
     }
 
-    /// The list of events of other threads, made at the first use.
+    /// The list of events of other threads. The ring polls for them from the first use on.
     fn remote_events(&mut self) -> Arc<RemoteEvents> {
-        if let Some(remote_events) = &self.remote_events {
-            return Arc::clone(remote_events);
+        if !std::mem::replace(&mut self.polls_remote_events, true) {
+            self.poll_eventfd(self.remote_events.fd(), Event::Remote { armed: true });
         }
-        let made = Arc::new(RemoteEvents::new().expect("an eventfd for the ring's other threads"));
-        self.poll_eventfd(made.fd(), Event::Remote { armed: true });
-        Arc::clone(self.remote_events.insert(made))
+        Arc::clone(&self.remote_events)
     }
 
     /// Moves the events of other threads to `events`, and arms the poll again if it has ended.
     #[cold]
     fn drain_remote(&mut self, armed: bool, events: &mut Vec<(Event, i32)>) {
-        let Some(remote_events) = &self.remote_events else { return };
-        let (fd, delivered) = (remote_events.fd(), remote_events.take());
+        let (fd, delivered) = (self.remote_events.fd(), self.remote_events.take());
         let lane_event = |(disk, token, result)| (Event::Lane { disk, token }, result);
         events.extend(delivered.into_iter().map(lane_event));
         if !armed {
