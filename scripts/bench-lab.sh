@@ -39,16 +39,28 @@ fi
 mkdir -p "$directory"
 failed=0
 
-# measure NAME LAB-OPTIONS COMMAND...: the tables go to DIR/NAME.md, the JSON to DIR/NAME.json
-measure() {
-    name=$1 options=$2
-    shift 2
-    case " ${only:-$name} " in *" $name "*) ;; *) return 0 ;; esac
-    echo "bench-lab: $name" >&2
+# run LAB-OPTIONS COMMAND...: runs it in a VM, with its JSON behind its output
+run() {
+    options=$1
+    shift
     # shellcheck disable=SC2086 # the options are several words
     cargo run --quiet --release -p lab -- exec --timeout 14400 $options -- sh -c \
-        'json=/run/result.json; "$@" --json $json; code=$?; echo @@json; cat $json; exit $code' \
-        sh "$@" >"$directory/$name.out" || { echo "bench-lab: $name failed" >&2; failed=1; }
+        'json=/run/result.json; "$@" --json $json; code=$?; echo @@json; cat $json; exit $code' sh "$@"
+}
+
+# measure NAME LAB-OPTIONS COMMAND...: the tables go to DIR/NAME.md, the JSON to DIR/NAME.json
+measure() {
+    name=$1 code=0
+    shift
+    case " ${only:-$name} " in *" $name "*) ;; *) return 0 ;; esac
+    echo "bench-lab: $name" >&2
+    run "$@" >"$directory/$name.out" || code=$?
+    if [ $code = 124 ]; then
+        echo "bench-lab: $name: the emulator failed, and not the measurement: it runs once more" >&2
+        code=0
+        run "$@" >"$directory/$name.out" || code=$?
+    fi
+    [ $code = 0 ] || { echo "bench-lab: $name failed" >&2; failed=1; }
     sed '/^@@json$/,$d' "$directory/$name.out" >"$directory/$name.md"
     sed '1,/^@@json$/d' "$directory/$name.out" >"$directory/$name.json"
     rm "$directory/$name.out"

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! One command in a host VM; the lab passes on its output and its exit code.
 
+use std::fmt;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::path::PathBuf;
@@ -16,6 +17,18 @@ use kit::process::TICK;
 
 /// Lines of the console to show when the VM does not end well.
 const TAIL_LINES: usize = 40;
+
+/// The emulator has failed, and not the command: another run may succeed.
+#[derive(Debug)]
+pub struct EmulatorFault(String);
+
+impl fmt::Display for EmulatorFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}; run it again", self.0)
+    }
+}
+
+impl std::error::Error for EmulatorFault {}
 
 /// The command, and the machine it runs in.
 #[derive(Debug, Clone)]
@@ -61,7 +74,7 @@ fn follow(vm: &mut Vm, timeout: Duration) -> Result<()> {
             return Ok(());
         }
         match vm.look_at_cpus() {
-            Cpus::Lost(evidence) => bail!("{evidence}; run it again"),
+            Cpus::Lost(evidence) => return Err(EmulatorFault(evidence).into()),
             Cpus::Woken => eprintln!("lab: the VM stood still; its CPUs were woken by an NMI"),
             Cpus::Fine => {}
         }

@@ -14,7 +14,7 @@ use lab::cache::Cache;
 use lab::cli::{Cli, Command, DemoArgs, DiskArgs, ExecArgs, RunArgs};
 use lab::disk;
 use lab::disks;
-use lab::exec::{ExecOptions, exec};
+use lab::exec::{EmulatorFault, ExecOptions, exec};
 use lab::guest::{Guest, GuestDisk, GuestSpec};
 use lab::job::Job;
 use lab::qemu;
@@ -30,6 +30,9 @@ use lab::vm::machine::Machine;
 /// Exit code of `lab exec` if the command could not be run to its end.
 const EXEC_FAILED: u8 = 125;
 
+/// The same, if the emulator has failed: another run may succeed (`scripts/bench-lab.sh`).
+const EMULATOR_FAILED: u8 = 124;
+
 /// Exit code of `lab demo` if the data was verified but the measurement failed.
 const NOT_MEASURED: u8 = 3;
 
@@ -41,7 +44,7 @@ fn main() -> ExitCode {
     };
     start(cli).unwrap_or_else(|error| {
         eprintln!("lab: {error:#}");
-        failed
+        if error.is::<EmulatorFault>() { ExitCode::from(EMULATOR_FAILED) } else { failed }
     })
 }
 
