@@ -50,7 +50,6 @@ static bool vhost_blk_lost_sync(const struct vhost_blk_req *req)
 	case -EFBIG:
 	case -EROFS:
 	case -EINVAL:
-	case -EFAULT:
 	case -ENOMEM:
 	case -EPERM:
 		return false;

@@ -72,7 +72,7 @@ impl Merge {
     }
 
     /// Copies the next piece of a range, and moves the start of the range behind it. At most `max` bytes
-    /// of the image are read for it, or a compressed cluster. Returns the number of copied bytes, zeroes
+    /// of the image are read for it, or 1 MiB of clusters whose place a write may free. Returns the number of copied bytes, zeroes
     /// included.
     ///
     /// # Errors

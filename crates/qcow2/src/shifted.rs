@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The engine as the lane of one file of the chain sees it: with files and layers of its own.
 
-use backend::{Deliver, Engine, FileIndex, Op, Remote, Token};
-use std::sync::Arc;
+use backend::{Engine, FileIndex, Op, Remote, Token};
 
 /// Shifts the files and the layer of a file's lane to its place in the chain.
 pub(crate) struct Shifted<'a> {
@@ -30,19 +29,10 @@ impl Engine for Shifted<'_> {
     }
 
     fn remote(&mut self) -> Remote {
-        let (remote, layer) = (self.engine.remote(), self.layer);
-        Remote::new(Arc::new(ShiftedRemote { remote, layer }))
-    }
-}
-
-/// Shifts the layer of events that other threads deliver.
-struct ShiftedRemote {
-    remote: Remote,
-    layer: u8,
-}
-
-impl Deliver for ShiftedRemote {
-    fn deliver(&self, token: Token, result: i32) {
-        self.remote.complete(Token { slot: token.slot, layer: self.layer }, result);
+        assert_eq!(
+            self.layer, 0,
+            "only writers wait for others, and only the image itself is written"
+        );
+        self.engine.remote()
     }
 }

@@ -246,10 +246,13 @@ fn every_kind_of_request_halts_but_a_flush_reaches_the_guest() {
 }
 
 #[test]
-fn the_policy_enospc_reports_other_errors_and_report_reports_all() {
-    for (policy, errno) in
-        [(ErrorPolicy::Enospc, EIO), (ErrorPolicy::Report, EIO), (ErrorPolicy::Report, ENOSPC)]
-    {
+fn the_policy_enospc_reports_other_errors_report_reports_all_and_each_one_those_of_guest_memory() {
+    for (policy, errno) in [
+        (ErrorPolicy::Enospc, EIO),
+        (ErrorPolicy::Report, EIO),
+        (ErrorPolicy::Report, ENOSPC),
+        (ErrorPolicy::Stop, libc::EFAULT),
+    ] {
         let rig = Rig::new(policy, false, Options::default());
         let mut device = rig.guest();
         rig.trouble.set(errno);

@@ -9,7 +9,6 @@ use backend::wrap::{CLUSTER_BYTES, CLUSTER_BYTES_MAX, Clusters};
 use qcow2::copy::{self, Source as Own};
 use std::fmt::Display;
 use std::fs::File;
-use std::io;
 use std::ops::Range;
 use std::path::PathBuf;
 
@@ -101,7 +100,7 @@ impl Durable {
         match self {
             Durable::Image(Written { file, path, is_qcow2, is_incremental }) => {
                 let mut own = Own::own(file, path, *is_qcow2).map_err(unreadable)?;
-                if *is_incremental && !has_exactly(&own, copied).map_err(unreadable)? {
+                if *is_incremental && !has_exactly(&own, copied, goes_on)? {
                     return Err(CopyError::Differs);
                 }
                 read_file(&mut own, goes_on)
@@ -125,16 +124,24 @@ fn unreadable(why: impl Display) -> CopyError {
 
 /// Returns whether an image has the held clusters of `copied`, and no others. Below a cluster of zeroes that it lacks,
 /// the backup before would show old data.
-fn has_exactly(own: &Own, copied: &Clusters) -> io::Result<bool> {
+fn has_exactly(
+    own: &Own,
+    copied: &Clusters,
+    goes_on: &mut dyn FnMut(u64) -> bool,
+) -> Result<bool, CopyError> {
+    let has = |bytes, has| own.has_itself(bytes, has).map_err(unreadable);
     let mut next = 0;
     while let Some(run) = copied.first_held(next..copied.len(), u64::MAX) {
         let others = copied.bytes_of(next..run.start);
+        if !goes_on(others.start) {
+            return Err(CopyError::Cancelled);
+        }
         next = run.end;
-        if !own.has_itself(others, false)? || !own.has_itself(copied.bytes_of(run), true)? {
+        if !has(others, false)? || !has(copied.bytes_of(run), true)? {
             return Ok(false);
         }
     }
-    own.has_itself(copied.bytes_of(next..copied.len()), false)
+    has(copied.bytes_of(next..copied.len()), false)
 }
 
 fn read_file(own: &mut Own, goes_on: &mut dyn FnMut(u64) -> bool) -> Result<Digest, CopyError> {
@@ -206,7 +213,7 @@ mod tests {
             (0..copied.len())
                 .filter(|it| !held.contains(it))
                 .for_each(|it| copied.free(it..it + 1));
-            assert_eq!(has_exactly(&own, &copied).unwrap(), is_the_copy, "{held:?}");
+            assert_eq!(has_exactly(&own, &copied, &mut |_| true).unwrap(), is_the_copy, "{held:?}");
         }
     }
 }

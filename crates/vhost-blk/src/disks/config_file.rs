@@ -69,7 +69,13 @@ impl NewConfig {
     }
 
     fn write(path: PathBuf, present: String, text: &str) -> Result<Self, String> {
-        let new = write_beside(&path, text, |file| inherit(&fs::metadata(&path)?, file))?;
+        let new = write_beside(&path, text, |file| {
+            let old = fs::metadata(&path).map_err(|error| cannot_write(&path, &error))?;
+            inherit(&old, file).map_err(|error| {
+                let path = path.display();
+                format!("{path}: the new file cannot get its owner and mode: {error}; give {path} to the daemon's user (chown)")
+            })
+        })?;
         Ok(NewConfig { path, present, new })
     }
 
@@ -148,14 +154,11 @@ fn read(file: &Path) -> Result<(PathBuf, String), String> {
 fn write_beside(
     path: &Path,
     text: &str,
-    permit: impl FnOnce(&File) -> io::Result<()>,
+    permit: impl FnOnce(&File) -> Result<(), String>,
 ) -> Result<NamedTempFile, String> {
     let failed = |error: io::Error| cannot_write(path, &error);
     let mut made = names().tempfile_in(directory_of(path)).map_err(failed)?;
-    permit(made.as_file()).map_err(|error| {
-        let path = path.display();
-        format!("{path}: the new file cannot get its owner and mode: {error}; give {path} to the daemon's user (chown)")
-    })?;
+    permit(made.as_file())?;
     let mut write = || {
         made.write_all(text.as_bytes())?;
         made.as_file().sync_all()
@@ -196,7 +199,10 @@ pub(super) fn check_create(path: &Path, args: &DiskArgs) -> Result<(), String> {
 
 fn write_new(path: &Path, args: &DiskArgs) -> Result<NamedTempFile, String> {
     let text = text_of(args)?;
-    write_beside(path, &text, |file| file.set_permissions(fs::Permissions::from_mode(MODE)))
+    write_beside(path, &text, |file| {
+        let set = file.set_permissions(fs::Permissions::from_mode(MODE));
+        set.map_err(|error| cannot_write(path, &error))
+    })
 }
 
 /// A file with the options of a disk that differ from the defaults.

@@ -324,6 +324,7 @@ impl Disks {
             let remedy = "raise the limit on threads (ulimit -u)";
             Failure::run(format!("serve {name}"), error, remedy)
         })?;
+        let device = is_device.then(|| Arc::clone(&entry.control));
         let served = reservation.enter(entry)?;
         // Not before: a disk that does not start must not change the limits of others.
         if let Some(Err(failure)) = start.map(|start| front_ends.server.start_in_group(&start)) {
@@ -341,9 +342,9 @@ impl Disks {
             }
         };
         begin.send(Box::new(serve)).expect("the thread waits for it");
-        if is_device {
+        if let Some(control) = device {
             // It may have grown since it was opened; messages of the kernel concern only disks in the table.
-            drop(self.post(&name, Command::Resize(None)));
+            drop(control.post(Command::Resize(None)));
         }
         Ok(())
     }

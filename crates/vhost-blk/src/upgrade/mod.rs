@@ -281,6 +281,7 @@ mod tests {
         let some = parted([Ok(1), Err("slow"), Ok(3), Err("later")].into_iter());
         assert_eq!(some, (Err("slow"), vec![true, false, true, false]));
     }
+
     #[test]
     fn all_disks_are_asked_before_the_first_wait_and_the_waits_share_the_patience() {
         let asked = std::cell::Cell::new(0);

@@ -11,7 +11,7 @@
 //!
 //! | Step of a start | If it fails |
 //! |---|---|
-//! | 1. the image is locked | the start fails, and the file stays |
+//! | 1. the image is locked; if it waits for its guest (`--incoming on`), the bitmaps are lost | the start fails, and the file stays |
 //! | 2. the file is read, and its signs are compared with those of the image | the bitmaps are lost |
 //! | 3. the file is removed, durably, before the guest can write | the bitmaps are lost |
 //! | 4. the disk is served | as a clean end: the file is written again |

@@ -93,8 +93,8 @@ fn save(image: &Image, mut notes: Notes) -> Result<usize, String> {
     Ok(notes.bitmaps.len())
 }
 
-/// Takes the bitmaps of an open, locked image from its file. `obstacle`: the reason for which this
-/// program cannot go on with them.
+/// Takes the bitmaps of an open image from its file. `obstacle`: the reason for which this program cannot go on with
+/// them; an image that waits for its guest is not locked, for example.
 pub(in crate::disks) fn load(image: &Image, obstacle: Option<&str>) -> Earlier {
     let Ok(path) = place(&image.top) else { return Earlier::default() };
     if image.disk.info().read_only {
