@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a lane does at a time: parts of long copies, and syncs that were not carried out.
+//! Long copies in parts, and syncs that were not carried out.
 
 mod common;
 
