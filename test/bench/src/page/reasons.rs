@@ -205,6 +205,7 @@ pub(super) fn summary(behind: &[Cell<'_>]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::host::disk::Storage;
     use crate::rig::Speed;
     use kit::metric::{Set, point};
 
@@ -219,7 +220,9 @@ mod tests {
 
     #[test]
     fn devices_of_reasons_are_those_of_the_measurements() {
-        let names = [Speed::Polled, Speed::Slow(80), Speed::Slow(200)].map(Speed::name);
+        let null_blk = [Speed::Polled, Speed::Slow(80), Speed::Slow(200)].map(Storage::Device);
+        let names: Vec<_> =
+            null_blk.into_iter().chain([Storage::Nvme]).map(Storage::name).collect();
         let labels = KEPT.iter().flat_map(|kept| kept.labels);
         let devices = labels.filter(|(name, _)| *name == "device").flat_map(|(_, values)| *values);
         for device in devices {
