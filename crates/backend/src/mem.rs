@@ -7,10 +7,8 @@
 mod map;
 
 use crate::{COPY_BYTES_MAX, Disk, Engine, Info, Io, IoError, IoKind, Lane, Op, Slot, Step, Token};
-use map::Map;
+use map::{Map, PAGE};
 use std::sync::Arc;
-
-const PAGE: u64 = 4096;
 
 /// A disk in memory.
 #[derive(Clone, Debug)]

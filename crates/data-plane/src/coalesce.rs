@@ -115,7 +115,7 @@ impl Coalescer {
         self.held.is_some()
     }
 
-    /// Holds a call that the driver has asked for now (`asked`) or before, unless it is due: returns whether to call now.
+    /// Holds a call that the driver has asked for now (`asked`) or before, unless it is due. Returns whether to call now.
     /// `progress` grows with each chain and each completion.
     pub(crate) fn hold_unless_due(&mut self, asked: bool, progress: u64, now: Nanos) -> bool {
         if !self.coalesces() {

@@ -20,17 +20,20 @@ pub(crate) struct CompletionBatch {
     unpublished: u32,
     unpublished_bytes: u64,
     limit: u32,
-    first_limit: u32,
     /// The storage copies the data itself.
     copies: bool,
+}
+
+/// Requests of the first batch after the queue was empty.
+fn first_limit(copies: bool) -> u32 {
+    if copies { 1 } else { BATCH_MAX }
 }
 
 impl CompletionBatch {
     /// An empty batch. If the storage `copies` the data itself, the first request is published alone.
     pub(crate) fn new(copies: bool) -> Self {
-        let first_limit = if copies { 1 } else { BATCH_MAX };
-        let (unpublished, unpublished_bytes) = (0, 0);
-        CompletionBatch { unpublished, unpublished_bytes, limit: first_limit, first_limit, copies }
+        let limit = first_limit(copies);
+        CompletionBatch { unpublished: 0, unpublished_bytes: 0, limit, copies }
     }
 
     /// Counts a chain that was pushed to the used ring.
@@ -72,7 +75,7 @@ impl CompletionBatch {
     /// Resets the size of the batch: no further chain is available.
     #[inline]
     pub(crate) fn emptied(&mut self) {
-        self.limit = self.first_limit;
+        self.limit = first_limit(self.copies);
     }
 }
 

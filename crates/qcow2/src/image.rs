@@ -282,17 +282,14 @@ impl Image {
 
     /// Returns whether the image itself has the place at `at`, as zeroes or data, and for how many of `len` bytes.
     pub(crate) fn has(&self, at: u64, len: u64) -> io::Result<(bool, u64)> {
-        let (mapping, found) = self.access.get_mapping(at, len)?;
-        if found == 0 {
-            return Err(io::Error::other(format!("no mapping at {at}")));
-        }
+        let (Range { end, .. }, mapping) = self.mapping(at, len)?;
         let has = match mapping {
             Mapping::Raw { storage, .. } => storage.index() == 0,
             Mapping::Special { layer, .. } => std::ptr::eq(layer, &self.access),
             Mapping::Zero { explicit, .. } => explicit,
             _ => false,
         };
-        Ok((has, found))
+        Ok((has, (end - at).min(len)))
     }
 
     /// The next piece of the disk as the guest sees it at `at`, of at most `len` bytes.

@@ -72,8 +72,8 @@ impl Merge {
     }
 
     /// Copies the next piece of a range, and moves the start of the range behind it. At most `max` bytes
-    /// of the image are read for it, or 1 MiB of clusters whose place a write may free. Returns the number of copied bytes, zeroes
-    /// included.
+    /// of the image are read for it, or 1 MiB at most of a compressed cluster, or of clusters whose place a write may
+    /// free. Returns the number of copied bytes, zeroes included.
     ///
     /// # Errors
     /// The error of the system call. The image is as before.

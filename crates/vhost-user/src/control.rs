@@ -385,12 +385,11 @@ impl Mailbox {
                     let _ = reply.send(carry_out(session, command, peer.is_some()));
                 }
                 Mail::Replace(order, reply) => {
-                    let replaced = session.replace_storage(order);
-                    let _ = reply.send(replaced.map_err(|error| error.to_string()));
+                    let _ = reply.send(session.replace_storage(order).map_err(|it| it.to_string()));
                 }
                 Mail::End(order, reply) => {
-                    let ended = session.end_replacement(order);
-                    let _ = reply.send(ended.map_err(|error| error.to_string()));
+                    let _ =
+                        reply.send(session.drain_and_exchange(order).map_err(|it| it.to_string()));
                 }
                 Mail::Snapshot(reply) => {
                     let _ = reply.send(session.export(peer));

@@ -132,12 +132,12 @@ impl Session<'_> {
         if self.is_image_released() {
             return Err(ExchangeError::Released);
         }
-        self.end_replacement(order)
+        self.drain_and_exchange(order)
     }
 
-    /// As [`Session::replace_storage`], for the end of what such an order has begun. It writes nothing to the image,
-    /// so the guest may run elsewhere.
-    pub(crate) fn end_replacement(&mut self, order: Order) -> Result<Duration, ExchangeError> {
+    /// As [`Session::replace_storage`], also while the guest runs elsewhere: for an order that writes nothing to the
+    /// image, such as the end of what another one has begun.
+    pub(crate) fn drain_and_exchange(&mut self, order: Order) -> Result<Duration, ExchangeError> {
         let begun = Instant::now();
         let stopped = self.stop_running(AtStop::Resubmit);
         let exchanged = self.exchange(order);

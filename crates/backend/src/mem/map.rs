@@ -7,6 +7,9 @@
 use crate::BufList;
 use std::io;
 
+/// Bytes of a page, which [`Map::free`] returns to the system.
+pub(super) const PAGE: u64 = 4096;
+
 /// Zeroed memory. Every method panics for a range outside it.
 #[derive(Debug)]
 pub(super) struct Map {
@@ -59,7 +62,6 @@ impl Map {
 
     /// Zeroes the range and returns its whole pages to the system.
     pub(super) fn free(&self, offset: u64, len: u64) {
-        const PAGE: u64 = 4096;
         let first_page = offset.next_multiple_of(PAGE);
         let end = offset + len;
         let end_page = end / PAGE * PAGE;

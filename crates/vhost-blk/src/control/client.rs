@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The peer of a control connection.
 
+use super::codec::is_ready;
 use super::methods::only_disk;
 use super::protocol::{Call, CallError};
 use crate::disks::Disks;
 use crate::failure::Failure;
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::PollFlags;
 use rustix::process::geteuid;
 use std::cell::RefCell;
 use std::os::unix::net::UnixStream;
@@ -76,7 +77,6 @@ impl<'a> Client<'a> {
 
     /// Returns whether the client still waits.
     pub(super) fn is_connected(&self) -> bool {
-        let mut fds = [PollFd::new(self.stream, PollFlags::RDHUP)];
-        !poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+        !is_ready(self.stream, PollFlags::RDHUP)
     }
 }

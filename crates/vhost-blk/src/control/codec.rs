@@ -185,8 +185,7 @@ impl Channel {
 
     /// Returns whether a short message can be sent without a wait, or the connection has ended.
     pub fn has_room(&self) -> bool {
-        let mut socket = [PollFd::new(&self.stream, PollFlags::OUT)];
-        poll(&mut socket, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+        is_ready(&self.stream, PollFlags::OUT)
     }
 
     /// The stream.
@@ -199,6 +198,12 @@ impl AsFd for Channel {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.stream.as_fd()
     }
+}
+
+/// Returns whether a socket has one of these conditions now, or an error.
+pub(super) fn is_ready(stream: &UnixStream, wanted: PollFlags) -> bool {
+    let mut socket = [PollFd::new(stream, wanted)];
+    poll(&mut socket, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
 }
 
 /// The time left until `deadline`: at least a millisecond, because a socket takes 0 as no limit.

@@ -61,6 +61,14 @@ fn noted() -> (Served, Device) {
     (served, device)
 }
 
+/// The same after a clean stop: the bitmap is in the file beside the image.
+fn kept() -> Served {
+    let (mut served, device) = noted();
+    drop(device);
+    stop(&mut served);
+    served
+}
+
 #[test]
 fn bitmaps_pass_on_through_upgrades_while_two_queues_write() {
     let served = served(&[]);
@@ -291,9 +299,7 @@ fn bitmaps_of_an_image_that_was_changed_meanwhile_are_not_trusted() {
     };
     let acts: [&dyn Fn(&Served); 3] = [&write, &replace, &grow];
     for act in acts {
-        let (mut served, device) = noted();
-        drop(device);
-        stop(&mut served);
+        let mut served = kept();
         act(&served);
         start(&mut served, &["--data-plane", "uring"]);
         let told = refused(&served, &INCREMENTAL);
@@ -319,9 +325,7 @@ fn a_damaged_file_of_bitmaps_is_not_trusted() {
         (&Vec::clear, "another format"),
     ];
     for (act, why) in acts {
-        let (mut served, device) = noted();
-        drop(device);
-        stop(&mut served);
+        let mut served = kept();
         let mut bytes = fs::read(side_file(&served)).unwrap();
         act(&mut bytes);
         fs::write(side_file(&served), bytes).unwrap();
@@ -333,9 +337,7 @@ fn a_damaged_file_of_bitmaps_is_not_trusted() {
 
 #[test]
 fn a_start_removes_the_incomplete_file_of_a_program_that_was_killed_in_its_stop() {
-    let (mut served, device) = noted();
-    drop(device);
-    stop(&mut served);
+    let mut served = kept();
     let left = served.place.path(".disk.img.vhost-blk-bitmaps.part");
     fs::write(&left, "incomplete").unwrap();
     start(&mut served, &["--data-plane", "uring"]);
@@ -346,9 +348,7 @@ fn a_start_removes_the_incomplete_file_of_a_program_that_was_killed_in_its_stop(
 
 #[test]
 fn a_start_that_cannot_go_on_with_the_bitmaps_says_so_in_the_refusal() {
-    let (mut served, device) = noted();
-    drop(device);
-    stop(&mut served);
+    let mut served = kept();
     start(&mut served, &["--data-plane", "uring", "--incoming", "on"]);
     assert!(!side_file(&served).exists());
     served.daemon.log_line("the bitmaps for incremental backups are lost");
@@ -384,9 +384,7 @@ fn a_file_of_bitmaps_that_cannot_be_written_or_removed_is_told_in_the_log() {
 
 #[test]
 fn a_start_that_fails_leaves_the_file_of_bitmaps_for_the_next_one() {
-    let (mut served, device) = noted();
-    drop(device);
-    stop(&mut served);
+    let mut served = kept();
     fs::create_dir(&served.place.socket).unwrap();
     let mut command = next(&served.place, &served.control, &["--data-plane", "uring"]);
     one_line(&finish(&mut command), 1);
@@ -402,9 +400,7 @@ fn a_start_that_fails_leaves_the_file_of_bitmaps_for_the_next_one() {
 
 #[test]
 fn a_start_that_fails_without_the_lock_of_the_image_keeps_no_bitmaps() {
-    let (mut served, device) = noted();
-    drop(device);
-    stop(&mut served);
+    let served = kept();
     fs::create_dir(&served.place.socket).unwrap();
     let waits = ["--data-plane", "uring", "--incoming", "on"];
     one_line(&finish(&mut next(&served.place, &served.control, &waits)), 1);
