@@ -2,10 +2,14 @@
 //! Several lanes of a disk, and its growth.
 
 mod common;
+#[path = "../../vhost-blk/tests/common/mount.rs"]
+mod mount;
 
 use backend::conformance::Request;
 use backend::{Disk, IoKind};
 use common::{MIB, check, content, directory, image, open, qemu_ok, rig};
+use kit::loop_device::LoopDevice;
+use mount::{Mount, may_not_mount, run};
 use qcow2::Qcow2Disk;
 use std::path::Path;
 use std::sync::Arc;
@@ -395,4 +399,32 @@ fn an_open_image_declares_no_bitmap_of_qemu_valid() {
     drop(disk);
     assert_eq!(autoclear(), [0; 8]);
     assert_eq!(check(&path), Ok(()));
+}
+
+/// The guest's blocks have 512 bytes, those of the storage 4096.
+#[test]
+fn lanes_that_write_parts_of_one_block_of_the_storage_wait_for_each_other() {
+    if may_not_mount() {
+        return;
+    }
+    let memory = Mount::tmpfs(128);
+    let file = memory.path("device");
+    std::fs::File::create(&file).expect("a file").set_len(64 * MIB).expect("its size");
+    let device = LoopDevice::attach(&file, &["--sector-size=4096"]).expect("a device");
+    run(&["mkfs.ext4", "-q", "-b", "4096", device.path.to_str().expect("UTF-8")]);
+    let mount = Mount::of(&device.path);
+    qemu_ok("qemu-img", mount.place.path(), &["create", "-qf", "qcow2", "a.qcow2", "8M"]);
+    let disk = open(&mount.path("a.qcow2")).expect("it opens");
+    std::thread::scope(|scope| {
+        for sector in 0..2 {
+            let disk = &disk;
+            scope.spawn(move || {
+                let mut lane = rig(disk);
+                for byte in (1..=255).cycle().take(2000) {
+                    lane.write(sector * 512, &[byte; 512]);
+                    assert_eq!(lane.read(sector * 512, 512), [byte; 512]);
+                }
+            });
+        }
+    });
 }
