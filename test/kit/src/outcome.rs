@@ -15,6 +15,9 @@ pub const SKIP: &str = "SKIP: ";
 /// Begins a line by which a case that passes says what it had to leave out.
 pub const PARTLY_SKIPPED: &str = "PARTLY SKIPPED: ";
 
+/// Begins a line that says that a run was begun anew, because the emulator has failed.
+pub const BOOTED_AGAIN: &str = "BOOTED AGAIN: ";
+
 /// Begins a line that names a message which the case provokes in the kernel's log: a part of it.
 pub const EXPECT_LOG: &str = "EXPECT-LOG: ";
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! One command in a host VM; the lab passes on its output and its exit code.
 
-use std::fmt;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::path::PathBuf;
@@ -9,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
+use crate::emulator;
 use crate::vm::boot::{Vm, VmBase, VmShape};
 use crate::vm::payload::Payload;
 use crate::vm::stall::Cpus;
@@ -17,18 +17,6 @@ use kit::process::TICK;
 
 /// Lines of the console to show when the VM does not end well.
 const TAIL_LINES: usize = 40;
-
-/// The emulator has failed, and not the command: another run may succeed.
-#[derive(Debug)]
-pub struct EmulatorFault(String);
-
-impl fmt::Display for EmulatorFault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}; run it again", self.0)
-    }
-}
-
-impl std::error::Error for EmulatorFault {}
 
 /// The command, and the machine it runs in.
 #[derive(Debug, Clone)]
@@ -71,10 +59,10 @@ fn follow(vm: &mut Vm, timeout: Duration) -> Result<()> {
         pass_on(&mut output, &mut io::stdout())?;
         pass_on(&mut errors, &mut io::stderr())?;
         if ended {
-            return Ok(());
+            return emulator::assertion(&vm.qemu_log()).map_or(Ok(()), |fault| Err(fault.into()));
         }
         match vm.look_at_cpus() {
-            Cpus::Lost(evidence) => return Err(EmulatorFault(evidence).into()),
+            Cpus::Lost(fault) => return Err(fault.into()),
             Cpus::Woken => eprintln!("lab: the VM stood still; its CPUs were woken by an NMI"),
             Cpus::Fine => {}
         }

@@ -3,6 +3,7 @@
 
 use std::process::ExitStatus;
 
+use crate::emulator::{self, EmulatorFault};
 use crate::guest::GuestReport;
 use crate::suite::klog;
 
@@ -49,6 +50,11 @@ impl Remains {
             self.complaint().map(|line| format!("the guest's kernel failed: {}", line.trim()));
         let reasons: Vec<String> = job.into_iter().chain(kernel).collect();
         if reasons.is_empty() { Some(self.end_of_qemu(status)) } else { Some(reasons.join("; ")) }
+    }
+
+    /// QEMU's assertion that ended it, if it is one of the emulation.
+    pub(crate) fn assertion(&self) -> Option<EmulatorFault> {
+        emulator::assertion(&self.qemu)
     }
 
     /// Describes QEMU's end if neither the job nor the kernel gave a reason.

@@ -8,10 +8,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::{Error, Result, anyhow};
 use tempfile::TempDir;
 
 use crate::accel::Accel;
+use crate::emulator::{self, PERIODIC_TIMERS};
 use crate::failure::Remains;
 use crate::image::{INIT_PATH, RootImage};
 use crate::job::Job;
@@ -20,6 +21,9 @@ use crate::qemu::Qemu;
 use kit::interrupt;
 use kit::process::{OwnedChild, StopWith, TICK};
 use kit::sched::Patience;
+
+/// QEMU's monitor, for a guest that hangs.
+const CONTROL: &str = "control";
 
 /// The parts that all guests share.
 #[derive(Debug, Clone)]
@@ -116,6 +120,8 @@ impl Guest {
         fs::write(dir.path().join("results"), "")?;
         let mut args = qemu_args(base, spec, dir.path());
         args.extend(["-serial".into(), format!("file:{}", dir.path().join("console").display())]);
+        let control = escaped(&dir.path().join(CONTROL));
+        args.extend(["-qmp".into(), format!("unix:{control},server=on,wait=off")]);
         let log = dir.path().join("qemu");
         let qemu = OwnedChild::spawn(&args, &log, StopWith::Kill)?;
         Ok(Self { qemu, dir })
@@ -164,16 +170,18 @@ impl Guest {
             }
             if time.is_over() {
                 let (stage, seconds) = (report.stage(), patience.as_secs());
-                bail!("the guest hangs in stage '{stage}' ({seconds} s)\n{}", self.remains().log());
+                return Err(
+                    self.failed(format!("the guest hangs in stage '{stage}' ({seconds} s)"))
+                );
             }
             std::thread::sleep(TICK);
         };
         let report = self.report();
-        let remains = self.remains();
-        match remains.failure(&report, status) {
+        match self.remains().failure(&report, status) {
             None => Ok(report),
             Some(why) => {
-                bail!("the guest failed in stage '{}': {why}\n{}", report.stage(), remains.log())
+                let stage = report.stage();
+                Err(self.failed(format!("the guest failed in stage '{stage}': {why}")))
             }
         }
     }
@@ -184,15 +192,13 @@ impl Guest {
         while self.report().value(word).is_none() {
             interrupt::check()?;
             if let Some(status) = self.qemu.try_wait()? {
-                let remains = self.remains();
-                let why = remains.failure(&self.report(), status).unwrap_or_default();
-                bail!("the guest ended before it said '{word}': {why}\n{}", remains.log());
+                let why = self.remains().failure(&self.report(), status).unwrap_or_default();
+                return Err(self.failed(format!("the guest ended before it said '{word}': {why}")));
             }
             if time.is_over() {
-                bail!(
-                    "the guest did not say '{word}' within {} s\n{}",
-                    timeout.as_secs(),
-                    self.remains().log()
+                let seconds = timeout.as_secs();
+                return Err(
+                    self.failed(format!("the guest did not say '{word}' within {seconds} s"))
                 );
             }
             std::thread::sleep(TICK);
@@ -216,6 +222,21 @@ impl Guest {
         // line.
         let bytes = fs::read(self.dir.path().join("results")).unwrap_or_default();
         GuestReport::parse(&String::from_utf8_lossy(&bytes))
+    }
+
+    /// An error with the logs; an [`emulator::EmulatorFault`] if there is evidence for one.
+    fn failed(&self, why: String) -> Error {
+        self.blame(anyhow!("{why}\n{}", self.log()))
+    }
+
+    /// The same error; an [`emulator::EmulatorFault`] in its context if there is evidence for one.
+    pub fn blame(&self, error: Error) -> Error {
+        let control = self.dir.path().join(CONTROL);
+        let fault = self.remains().assertion().or_else(|| emulator::lost_interrupt(&control));
+        match fault {
+            Some(fault) => Error::new(fault).context(format!("{error:#}")),
+            None => error,
+        }
     }
 
     /// The end of QEMU's output and of the guest's console, for an error.
@@ -244,8 +265,9 @@ fn qemu_args(base: &GuestBase, spec: &GuestSpec, dir: &Path) -> Vec<String> {
     let machine = "q35,memory-backend=memory";
     let vcpus = smp(spec.vcpus);
     let kernel = base.kernel.vmlinuz();
+    let timer = if spec.accel == Accel::Tcg { PERIODIC_TIMERS } else { "" };
     let command_line = format!(
-        "root=/dev/nvme0n1 rootwait rw init={INIT_PATH} console=ttyS0 panic=-1 oops=panic quiet{}",
+        "root=/dev/nvme0n1 rootwait rw init={INIT_PATH} console=ttyS0 panic=-1 oops=panic quiet{}{timer}",
         spec.accel.kernel_args()
     );
     let qemu = base.qemu.program();

@@ -11,6 +11,7 @@
 //! * [`qemu`]: the installed QEMU, or a private one if that is too old.
 //! * [`kernel`], [`image`]: the guest kernel from Debian's packages and a small root image.
 //! * [`accel`]: KVM if a guest really boots under it, else QEMU's own emulation.
+//! * [`emulator`]: the faults of that emulation.
 //! * [`server`]: the daemon (or another vhost-user-blk server) on a socket.
 //! * [`firmware`]: UEFI firmware, which boots a disk that holds no Linux.
 //! * [`guest`], [`job`]: one boot of the guest that runs one shell script and reports back.
@@ -36,6 +37,7 @@ pub mod cli;
 mod debian;
 pub mod disk;
 pub mod disks;
+pub mod emulator;
 pub mod exec;
 mod failure;
 pub mod firmware;

@@ -14,7 +14,8 @@ use lab::cache::Cache;
 use lab::cli::{Cli, Command, DemoArgs, DiskArgs, ExecArgs, RunArgs};
 use lab::disk;
 use lab::disks;
-use lab::exec::{EmulatorFault, ExecOptions, exec};
+use lab::emulator::EmulatorFault;
+use lab::exec::{ExecOptions, exec};
 use lab::guest::{Guest, GuestDisk, GuestSpec};
 use lab::job::Job;
 use lab::qemu;
@@ -38,13 +39,14 @@ const NOT_MEASURED: u8 = 3;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let failed = match cli.command {
-        Command::Exec(_) => ExitCode::from(EXEC_FAILED),
-        _ => ExitCode::FAILURE,
-    };
+    let is_exec = matches!(cli.command, Command::Exec(_));
     start(cli).unwrap_or_else(|error| {
         eprintln!("lab: {error:#}");
-        if error.is::<EmulatorFault>() { ExitCode::from(EMULATOR_FAILED) } else { failed }
+        match is_exec {
+            true if error.is::<EmulatorFault>() => ExitCode::from(EMULATOR_FAILED),
+            true => ExitCode::from(EXEC_FAILED),
+            false => ExitCode::FAILURE,
+        }
     })
 }
 

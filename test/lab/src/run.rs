@@ -5,11 +5,12 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, bail};
 
 use crate::accel::{Accel, AccelChoice};
 use crate::cache::Cache;
 use crate::disk;
+use crate::emulator::again_if_lost;
 use crate::guest::{Guest, GuestBase, GuestDisk, GuestReport, GuestSpec};
 use crate::image::RootImage;
 use crate::job::Job;
@@ -99,9 +100,9 @@ pub fn run(options: &RunOptions) -> Result<Outcome> {
     println!("disk:        {}", disk.display());
 
     println!("guest on {}: format, mount, write, verify, unmount ...", options.server.name());
-    let verified = verify(&lab, options, &disk)?;
+    let verified = again_if_lost("verify", || verify(&lab, options, &disk))?;
     println!("  ok, {verified}");
-    let measured = compare(&lab, options, &disk);
+    let measured = again_if_lost("measure", || compare(&lab, options, &disk));
     // An interrupted run prints no summary.
     interrupt::check()?;
     let outcome = match measured {
@@ -204,8 +205,7 @@ fn on_daemon(
     let guest = lab.run_guest(vcpus, [vec![served], others].concat(), job, watch);
     // An interrupted run prints no logs.
     interrupt::check()?;
-    let report =
-        guest.map_err(|error| anyhow!("{error:#}\nthe server's log:\n{}", server.log()))?;
+    let report = guest.map_err(|error| server.with_log(error))?;
     server.stop()?;
     Ok(report)
 }

@@ -4,9 +4,11 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::{Error, Result, anyhow, bail};
 use kit::daemon::Daemon;
 use tempfile::TempDir;
+
+use crate::emulator::EmulatorFault;
 
 const STOP_TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -89,6 +91,14 @@ impl Server {
     /// Its output so far.
     pub fn log(&self) -> String {
         self.daemon.log()
+    }
+
+    /// The same error with its output, which explains no fault of the emulator.
+    pub fn with_log(&self, error: Error) -> Error {
+        match error.is::<EmulatorFault>() {
+            true => error,
+            false => anyhow!("{error:#}\nthe server's log:\n{}", self.log()),
+        }
     }
 
     /// The process id.

@@ -81,7 +81,8 @@ pub fn run(lab: &Lab, program: &Path, options: &Options) -> Result<Report> {
     let program = program.canonicalize().with_context(|| program.display().to_string())?;
     let mut served = Served::start(&program, directory.path(), &image)?;
     let mut guest = SoakGuest::boot(lab, directory.path(), &served)?;
-    let report = soak::run(&mut guest, &mut served, options)?;
+    let report = soak::run(&mut guest, &mut served, options);
+    let report = report.map_err(|error| guest.guest.blame(error))?;
     guest.guest.cut_power()?;
     disk::check_ext4(&served.stop()?)?;
     Ok(report)

@@ -9,7 +9,8 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
 
-use common::{LAB, build_daemon, disk_args};
+use anyhow::Result;
+use common::{LAB, build_daemon, disk_args, with_guests};
 use kit::process::run_to_end;
 use lab::disk;
 use lab::guest::{Guest, GuestDisk, GuestSpec};
@@ -89,9 +90,13 @@ fn check(copy: &Path, counted: u64) {
 
 #[test]
 fn a_backup_of_a_disk_that_a_guest_writes_is_a_sound_file_system() {
-    let directory = tempfile::tempdir_in(LAB.cache.dir()).unwrap();
+    with_guests(back_up_under_load);
+}
+
+fn back_up_under_load() -> Result<()> {
+    let directory = tempfile::tempdir_in(LAB.cache.dir())?;
     let path = directory.path().join("disk");
-    disk::create(&path, disk::DISK_BYTES).unwrap();
+    disk::create(&path, disk::DISK_BYTES)?;
     let binary = build_daemon();
     let control = directory.path().join("control");
     let (program, socket) = (binary.display(), control.display());
@@ -99,40 +104,38 @@ fn a_backup_of_a_disk_that_a_guest_writes_is_a_sound_file_system() {
         "{program} serve --socket-path {{socket}} --blk-file {{disk}} --num-queues {{queues}} \
          --control-path {socket}"
     );
-    let server = Server::start(&ServerCommand::template(&command).unwrap(), &path, 2).unwrap();
+    let server = Server::start(&ServerCommand::template(&command)?, &path, 2)?;
     let spec = GuestSpec {
         accel: LAB.choice.accel,
         vcpus: 2,
         disks: vec![GuestDisk::Arguments(disk_args(&server.socket(), ""))],
         job: Job::on_disk(JOB),
     };
-    let mut guest = Guest::boot(&LAB.base, &spec).unwrap();
-    guest.wait_for("loading", GUEST_PATIENCE).unwrap_or_else(|error| panic!("{error:#}"));
+    let mut guest = Guest::boot(&LAB.base, &spec)?;
+    guest.wait_for("loading", GUEST_PATIENCE)?;
     let ctl = |words: &[&str]| {
         let first = [&binary, Path::new("ctl"), Path::new("--control-path"), &control];
         let first = first.iter().map(|word| word.to_str().unwrap());
         let words: Vec<&str> = first.chain(words.iter().copied()).collect();
-        run_to_end(&words).unwrap_or_else(|error| panic!("{error:#}\n{}", server.log()));
+        run_to_end(&words).map(drop).map_err(|error| server.with_log(error))
     };
     let backup = |name: &str, options: &[&str]| {
         let copy = directory.path().join(name);
-        ctl(&[&["backup", "--to", copy.to_str().unwrap()], options].concat());
-        copy
+        ctl(&[&["backup", "--to", copy.to_str().unwrap()], options].concat()).map(|()| copy)
     };
-    let first = backup("first", &["--bandwidth", "16M", "--bitmap", "b"]);
-    let second = backup("second", &["--bandwidth", "16M", "--incremental", "b"]);
-    ctl(&["resize", &(disk::DISK_BYTES + (1 << 20)).to_string()]);
-    let report = guest.finish(GUEST_PATIENCE);
-    let report =
-        report.unwrap_or_else(|error| panic!("{error:#}\nthe daemon's log:\n{}", server.log()));
+    let first = backup("first", &["--bandwidth", "16M", "--bitmap", "b"])?;
+    let second = backup("second", &["--bandwidth", "16M", "--incremental", "b"])?;
+    ctl(&["resize", &(disk::DISK_BYTES + (1 << 20)).to_string()])?;
+    let report = guest.finish(GUEST_PATIENCE).map_err(|error| server.with_log(error))?;
     let counted = report.value("counted").and_then(|count| count.parse().ok()).expect("a count");
-    server.stop().unwrap();
-    disk::check_ext4(&path).unwrap();
+    server.stop()?;
+    disk::check_ext4(&path)?;
     // Before the check replays the journal of its backing file.
     let whole = directory.path().join("whole");
     let convert = ["convert", "-f", "qcow2", "--allow-backing", "same-dir"].map(Path::new);
     let words = [&[&*binary], &convert[..], &[&*second, &*whole]].concat();
     let words: Vec<&str> = words.iter().map(|word| word.to_str().unwrap()).collect();
-    run_to_end(&words).unwrap_or_else(|error| panic!("{error:#}"));
+    run_to_end(&words)?;
     [first, whole].iter().for_each(|copy| check(copy, counted));
+    Ok(())
 }

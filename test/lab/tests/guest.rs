@@ -7,13 +7,17 @@
 
 mod common;
 
+use std::fs::File;
+use std::io;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::LazyLock;
 
-use common::{LAB, build_daemon};
+use anyhow::{Error, Result};
+use common::{LAB, build_daemon, with_guests};
 use lab::disk;
+use lab::emulator::{EmulatorFault, again_if_lost};
 use lab::guest::{Guest, GuestBase, GuestDisk, GuestSpec};
 use lab::job::Job;
 use lab::qemu::Qemu;
@@ -32,69 +36,71 @@ struct Rig {
 }
 
 impl Rig {
-    fn new(queues: u32) -> Self {
-        let dir = tempfile::tempdir_in(LAB.cache.dir()).unwrap();
+    fn new(queues: u32) -> Result<Self> {
+        let dir = tempfile::tempdir_in(LAB.cache.dir())?;
         let disk = dir.path().join("disk");
-        disk::create(&disk, disk::DISK_BYTES).unwrap();
-        let server = Server::start(&SERVER, &disk, queues).unwrap_or_else(|e| panic!("{e:#}"));
-        Self { _dir: dir, disk, server }
+        disk::create(&disk, disk::DISK_BYTES)?;
+        let server = Server::start(&SERVER, &disk, queues)?;
+        Ok(Self { _dir: dir, disk, server })
     }
 
-    fn boot(&self, vcpus: u32, job: Job) -> Guest {
+    fn boot(&self, vcpus: u32, job: Job) -> Result<Guest> {
         let disks = vec![GuestDisk::VhostUser { socket: self.server.socket() }];
-        let spec = GuestSpec { accel: LAB.choice.accel, vcpus, disks, job };
-        Guest::boot(&LAB.base, &spec).unwrap_or_else(|error| panic!("{error:#}"))
+        Guest::boot(&LAB.base, &GuestSpec { accel: LAB.choice.accel, vcpus, disks, job })
     }
 
-    fn run(&self, vcpus: u32, job: Job) {
-        if let Err(error) = self.boot(vcpus, job).finish(GUEST_PATIENCE) {
-            panic!("{error:#}\nthe server's log:\n{}", self.server.log());
-        }
+    fn run(&self, vcpus: u32, job: Job) -> Result<()> {
+        let ended = self.boot(vcpus, job)?.finish(GUEST_PATIENCE);
+        ended.map(drop).map_err(|error| self.server.with_log(error))
     }
 
     /// Stops the server and looks at the disk without it.
-    fn finish(self) {
-        self.server.stop().unwrap_or_else(|error| panic!("{error:#}"));
-        disk::check_ext4(&self.disk).unwrap_or_else(|error| panic!("{error:#}"));
+    fn finish(self) -> Result<()> {
+        self.server.stop()?;
+        disk::check_ext4(&self.disk)
     }
 }
 
 #[test]
 fn a_real_guest_formats_writes_verifies_and_unmounts_a_disk_served_by_the_daemon() {
-    let rig = Rig::new(2);
-    rig.run(2, Job::format_and_verify());
-    rig.finish();
+    with_guests(|| {
+        let rig = Rig::new(2)?;
+        rig.run(2, Job::format_and_verify())?;
+        rig.finish()
+    });
 }
 
 #[test]
 fn after_a_guest_is_killed_under_load_the_next_one_on_the_same_daemon_finds_what_was_synced() {
-    let rig = Rig::new(2);
-    let mut writer = rig.boot(2, Job::write_until_killed());
-    writer.wait_for("writing", GUEST_PATIENCE).unwrap_or_else(|error| panic!("{error:#}"));
-    writer.cut_power().unwrap();
-    rig.run(1, Job::check_after_power_cut());
-    rig.finish();
+    with_guests(|| {
+        let rig = Rig::new(2)?;
+        let mut writer = rig.boot(2, Job::write_until_killed())?;
+        writer.wait_for("writing", GUEST_PATIENCE)?;
+        writer.cut_power()?;
+        rig.run(1, Job::check_after_power_cut())?;
+        rig.finish()
+    });
 }
+
+const WRITE: &str = "stage write
+echo kept-over-a-restart | dd of=$disk bs=512 seek=9 conv=sync,fsync oflag=direct
+";
+const READ: &str = "stage read
+dd if=$disk bs=512 skip=9 count=1 iflag=direct | grep -q kept-over-a-restart
+";
 
 #[test]
 fn a_guest_reads_through_one_daemon_what_another_daemon_wrote_before() {
-    let Rig { _dir, disk, server } = Rig::new(1);
-    let first = Rig { _dir, disk, server };
-    first.run(
-        1,
-        Job::on_disk("stage write\necho kept-over-a-restart | dd of=$disk bs=512 seek=9 conv=sync,fsync oflag=direct\n"),
-    );
-    let Rig { _dir, disk, server } = first;
-    server.stop().unwrap_or_else(|error| panic!("{error:#}"));
-    let server = Server::start(&SERVER, &disk, 1).unwrap_or_else(|error| panic!("{error:#}"));
-    let second = Rig { _dir, disk, server };
-    second.run(
-        1,
-        Job::on_disk(
-            "stage read\ndd if=$disk bs=512 skip=9 count=1 iflag=direct | grep -q kept-over-a-restart\n",
-        ),
-    );
-    second.server.stop().unwrap_or_else(|error| panic!("{error:#}"));
+    with_guests(|| {
+        let first = Rig::new(1)?;
+        first.run(1, Job::on_disk(WRITE))?;
+        let Rig { _dir, disk, server } = first;
+        server.stop()?;
+        let server = Server::start(&SERVER, &disk, 1)?;
+        let second = Rig { _dir, disk, server };
+        second.run(1, Job::on_disk(READ))?;
+        second.server.stop()
+    });
 }
 
 /// fio writes, waits for the mark behind its data, and compares.
@@ -114,21 +120,23 @@ compare --verify_only || fail "fio found data that is not what it wrote"
 "#;
 
 /// Runs [`COMPARE`]; `change` is done to the image after the guest has written.
-fn compare_after(change: impl FnOnce(&std::fs::File)) -> anyhow::Result<()> {
-    let rig = Rig::new(1);
-    let mut guest = rig.boot(1, Job::on_disk(COMPARE));
-    guest.wait_for("written", GUEST_PATIENCE).unwrap_or_else(|error| panic!("{error:#}"));
-    let image = std::fs::OpenOptions::new().write(true).open(&rig.disk).unwrap();
-    change(&image);
-    image.write_all_at(b"marked", 8 << 20).unwrap();
-    image.sync_all().unwrap();
-    guest.finish(GUEST_PATIENCE).map(drop)
+fn compare_after(change: impl Fn(&File) -> io::Result<()>) -> Result<()> {
+    again_if_lost("compare", || {
+        let rig = Rig::new(1)?;
+        let mut guest = rig.boot(1, Job::on_disk(COMPARE))?;
+        guest.wait_for("written", GUEST_PATIENCE)?;
+        let image = File::options().write(true).open(&rig.disk)?;
+        change(&image)?;
+        image.write_all_at(b"marked", 8 << 20)?;
+        image.sync_all()?;
+        guest.finish(GUEST_PATIENCE).map(drop)
+    })
 }
 
 #[test]
 fn a_guest_whose_data_changed_behind_its_back_fails_the_run() {
-    compare_after(|_| {}).expect("nothing was changed");
-    let flip = |image: &std::fs::File| image.write_all_at(&[0x5a], (1 << 20) + 100).unwrap();
+    compare_after(|_| Ok(())).expect("nothing was changed");
+    let flip = |image: &File| image.write_all_at(&[0x5a], (1 << 20) + 100);
     let error = compare_after(flip).unwrap_err().to_string();
     assert!(error.contains("stage 'compare': fio found data"), "{error}");
 }
@@ -164,21 +172,37 @@ fn a_measurement_that_fails_leaves_the_data_verified_and_has_its_own_exit_code()
     assert!(errors.contains("the server has had enough"), "{errors}");
 }
 
-#[test]
-fn a_qemu_that_dies_at_once_is_quoted() {
+/// Boots in a QEMU that says these words and dies.
+fn boot_in_dying_qemu(words: &str) -> Error {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("qemu");
     program(
         &path,
-        "#!/bin/sh\n[ \"$1\" != --version ] || { echo 'QEMU emulator version 10.0.0'; exit 0; }\n\
-         echo 'error: failed to set MSR 0x10a to 0x0' >&2\nkill -ABRT $$\n",
+        &format!(
+            "#!/bin/sh\n[ \"$1\" != --version ] || {{ echo 'QEMU emulator version 10.0.0'; exit 0; }}\n\
+             echo '{words}' >&2\nkill -ABRT $$\n"
+        ),
     );
     let base = GuestBase { qemu: Qemu::at(&path).unwrap(), ..LAB.base.clone() };
     let (accel, job) = (LAB.choice.accel, Job::without_disk("true\n"));
     let guest = Guest::boot(&base, &GuestSpec { accel, vcpus: 1, disks: Vec::new(), job }).unwrap();
-    let error = guest.finish(GUEST_PATIENCE).unwrap_err().to_string();
+    guest.finish(GUEST_PATIENCE).unwrap_err()
+}
+
+#[test]
+fn a_qemu_that_dies_at_once_is_quoted() {
+    let error = boot_in_dying_qemu("error: failed to set MSR 0x10a to 0x0");
+    assert!(!error.is::<EmulatorFault>(), "{error}");
+    let error = error.to_string();
     let first = error.lines().next().unwrap();
     assert!(first.contains("MSR 0x10a") && first.contains("SIGABRT"), "{error}");
+}
+
+#[test]
+fn an_assertion_of_the_emulation_is_its_fault_and_not_the_guests() {
+    let error = boot_in_dying_qemu("physmem.c:1: iotlb_to_section: Assertion `a < b\" failed.");
+    assert!(error.is::<EmulatorFault>(), "{error:#}");
+    assert!(error.to_string().contains("SIGABRT"), "{error:#}");
 }
 
 #[test]
@@ -186,8 +210,8 @@ fn an_oops_of_the_guests_kernel_is_the_reason_and_is_shown() {
     let job =
         Job::without_disk("echo stage crash >\"$LAB_RESULTS\"\necho c >/proc/sysrq-trigger\n");
     let spec = GuestSpec { accel: LAB.choice.accel, vcpus: 1, disks: Vec::new(), job };
-    let guest = Guest::boot(&LAB.base, &spec).unwrap();
-    let error = guest.finish(GUEST_PATIENCE).unwrap_err().to_string();
+    let run = || Guest::boot(&LAB.base, &spec)?.finish(GUEST_PATIENCE);
+    let error = again_if_lost("crash", run).unwrap_err().to_string();
     let first = error.lines().next().unwrap();
     assert!(first.contains("in stage 'crash': the guest's kernel failed"), "{error}");
     assert!(error.contains("console|") && error.contains("sysrq_handle_crash"), "{error}");

@@ -4,7 +4,8 @@
 
 mod common;
 
-use common::{LAB, build_daemon, disk_args};
+use anyhow::Result;
+use common::{LAB, build_daemon, disk_args, with_guests};
 use kit::qmp::Qmp;
 use lab::disk;
 use lab::guest::{Guest, GuestDisk, GuestSpec};
@@ -60,10 +61,14 @@ e2fsck -fn "$disk" || fail "e2fsck found errors"
 
 #[test]
 fn memory_that_is_plugged_in_under_load_is_served_like_the_rest() {
-    let directory = tempfile::tempdir_in(LAB.cache.dir()).unwrap();
+    with_guests(plug_in_memory);
+}
+
+fn plug_in_memory() -> Result<()> {
+    let directory = tempfile::tempdir_in(LAB.cache.dir())?;
     let path = directory.path().join("disk");
-    disk::create(&path, disk::DISK_BYTES).unwrap();
-    let server = Server::start(&ServerCommand::daemon(&build_daemon()), &path, 2).unwrap();
+    disk::create(&path, disk::DISK_BYTES)?;
+    let server = Server::start(&ServerCommand::daemon(&build_daemon()), &path, 2)?;
     let monitor = directory.path().join("monitor");
     let mut args = disk_args(&server.socket(), "");
     args.extend(["-m".into(), "512M,slots=2,maxmem=2G".into(), "-qmp".into()]);
@@ -74,18 +79,16 @@ fn memory_that_is_plugged_in_under_load_is_served_like_the_rest() {
         disks: vec![GuestDisk::Arguments(args)],
         job: Job::on_disk(JOB),
     };
-    let mut guest = Guest::boot(&LAB.base, &spec).unwrap();
-    guest.wait_for("ready", GUEST_PATIENCE).unwrap_or_else(|error| panic!("{error:#}"));
-    let mut qmp = Qmp::connect(&monitor).unwrap();
+    let mut guest = Guest::boot(&LAB.base, &spec)?;
+    guest.wait_for("ready", GUEST_PATIENCE)?;
+    let mut qmp = Qmp::connect(&monitor)?;
     let memory = json!({
         "qom-type": "memory-backend-memfd", "id": "more", "size": 256 << 20, "share": true
     });
-    qmp.execute("object-add", memory).unwrap();
+    qmp.execute("object-add", memory)?;
     let module = json!({ "driver": "pc-dimm", "id": "module", "memdev": "more" });
-    qmp.execute("device_add", module).unwrap();
-    if let Err(error) = guest.finish(GUEST_PATIENCE) {
-        panic!("{error:#}\nthe daemon's log:\n{}", server.log());
-    }
-    server.stop().unwrap();
-    disk::check_ext4(&path).unwrap();
+    qmp.execute("device_add", module)?;
+    guest.finish(GUEST_PATIENCE).map_err(|error| server.with_log(error))?;
+    server.stop()?;
+    disk::check_ext4(&path)
 }

@@ -8,7 +8,8 @@ use std::fs::OpenOptions;
 use std::io::Write;
 use std::time::Duration;
 
-use common::{LAB, build_daemon, disk_args};
+use anyhow::{Context, Result};
+use common::{LAB, build_daemon, disk_args, with_guests};
 use kit::wait::wait_until_so;
 use lab::disk;
 use lab::guest::{Guest, GuestDisk, GuestSpec};
@@ -50,12 +51,16 @@ e2fsck -fn "$disk" || fail "e2fsck found errors"
 
 #[test]
 fn a_guest_that_writes_finds_all_its_data_right_while_its_daemon_is_killed_again_and_again() {
-    let directory = tempfile::tempdir_in(LAB.cache.dir()).unwrap();
+    with_guests(kill_daemons);
+}
+
+fn kill_daemons() -> Result<()> {
+    let directory = tempfile::tempdir_in(LAB.cache.dir())?;
     let disk = directory.path().join("disk");
-    disk::create(&disk, disk::DISK_BYTES).unwrap();
+    disk::create(&disk, disk::DISK_BYTES)?;
     let sign = directory.path().join("sign");
-    disk::create(&sign, 1 << 20).unwrap();
-    let mut daemon = Server::start(&ServerCommand::daemon(&build_daemon()), &disk, 2).unwrap();
+    disk::create(&sign, 1 << 20)?;
+    let mut daemon = Server::start(&ServerCommand::daemon(&build_daemon()), &disk, 2)?;
     let spec = GuestSpec {
         accel: LAB.choice.accel,
         vcpus: 2,
@@ -65,22 +70,21 @@ fn a_guest_that_writes_finds_all_its_data_right_while_its_daemon_is_killed_again
         ],
         job: rounds(),
     };
-    let guest = Guest::boot(&LAB.base, &spec).unwrap();
+    let guest = Guest::boot(&LAB.base, &spec)?;
     for kill in 1..=KILLS {
         let began = || Ok(guest.report().values("began").count() >= kill);
         wait_until_so(GUEST_PATIENCE, &format!("round {kill}"), began)
-            .unwrap_or_else(|error| panic!("{error}: {:?}\n{}", guest.report(), daemon.log()));
+            .with_context(|| format!("{:?}", guest.report()))
+            .map_err(|error| daemon.with_log(guest.blame(error)))?;
         // A moment within the round, which takes longer than this.
         std::thread::sleep(Duration::from_millis(200 * kill as u64));
-        daemon.replace_killed().unwrap();
+        daemon.replace_killed()?;
         let is_connected = || Ok(daemon.log().contains("front-end connected"));
         wait_until_so(GUEST_PATIENCE, "QEMU at the new daemon", is_connected)
-            .unwrap_or_else(|error| panic!("{error}\n{}", daemon.log()));
+            .map_err(|error| daemon.with_log(guest.blame(error)))?;
     }
-    OpenOptions::new().write(true).open(sign).unwrap().write_all(OVER).unwrap();
-    if let Err(error) = guest.finish(GUEST_PATIENCE) {
-        panic!("{error:#}\nthe last daemon's log:\n{}", daemon.log());
-    }
-    daemon.stop().unwrap();
-    disk::check_ext4(&disk).unwrap();
+    OpenOptions::new().write(true).open(sign)?.write_all(OVER)?;
+    guest.finish(GUEST_PATIENCE).map_err(|error| daemon.with_log(error))?;
+    daemon.stop()?;
+    disk::check_ext4(&disk)
 }

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{LAB, build_daemon};
+use common::{LAB, build_daemon, with_guests};
 use kit::soak::{Kind, Length, Options};
 use lab::soak;
 
@@ -18,11 +18,13 @@ fn a_guest_that_verifies_its_data_sees_no_error_through_events_of_every_kind() {
         nodes: vec!["/dev/vda".to_owned()],
         repeat: format!("make soak SEED={SEED} EVENTS={EVENTS}"),
     };
-    let report =
-        soak::run(&LAB, &build_daemon(), &options).unwrap_or_else(|error| panic!("{error:#}"));
-    print!("{report}");
-    let kinds: Vec<Kind> = report.kinds().collect();
-    let is_missing = |kind: &&Kind| **kind != Kind::Switch && !kinds.contains(kind);
-    let missing: Vec<&Kind> = Kind::ALL.iter().filter(is_missing).collect();
-    assert!(missing.is_empty(), "no event of the kinds {missing:?}");
+    with_guests(|| {
+        let report = soak::run(&LAB, &build_daemon(), &options)?;
+        print!("{report}");
+        let kinds: Vec<Kind> = report.kinds().collect();
+        let is_missing = |kind: &&Kind| **kind != Kind::Switch && !kinds.contains(kind);
+        let missing: Vec<&Kind> = Kind::ALL.iter().filter(is_missing).collect();
+        assert!(missing.is_empty(), "no event of the kinds {missing:?}");
+        Ok(())
+    });
 }

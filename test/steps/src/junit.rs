@@ -6,7 +6,7 @@ use std::io::BufReader;
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use kit::outcome::{PARTLY_SKIPPED, SKIP};
+use kit::outcome::{BOOTED_AGAIN, PARTLY_SKIPPED, SKIP};
 use quick_junit::{Report, TestCase, TestCaseStatus};
 
 use crate::tally::{Outcome, Verdict};
@@ -34,6 +34,8 @@ fn outcome(case: &TestCase, place: Option<&str>) -> Outcome {
     let reasons =
         |prefix: &'static str| said.lines().filter_map(move |line| line.strip_prefix(prefix));
     let mut left_out = Vec::new();
+    let begun_anew = said.lines().filter(|line| line.starts_with(BOOTED_AGAIN));
+    let booted_again = begun_anew.map(str::to_owned).collect();
     let verdict = match &case.status {
         TestCaseStatus::Success { .. } => match reasons(SKIP).next() {
             Some(reason) => Verdict::Skipped(reason.to_owned()),
@@ -52,7 +54,8 @@ fn outcome(case: &TestCase, place: Option<&str>) -> Outcome {
         }
     };
     let place = place.unwrap_or(class).to_owned();
-    Outcome { place, class: class.to_owned(), name: case.name.to_string(), verdict, left_out }
+    let (class, name) = (class.to_owned(), case.name.to_string());
+    Outcome { place, class, name, verdict, left_out, booted_again }
 }
 
 /// The text in front of a backtrace, in one line.
@@ -71,6 +74,7 @@ mod tests {
 <testsuites name="cargo" tests="4" failures="1" errors="0">
   <testsuite name="kit" tests="4" disabled="0" errors="0" failures="1">
     <testcase name="good" classname="kit::a"><system-out>PARTLY SKIPPED: no xfs
+BOOTED AGAIN: good: the emulator failed
 SKIP that is not one</system-out></testcase>
     <testcase name="bad" classname="kit::a"><failure message="it panicked">it broke:
   left: 1
@@ -93,6 +97,7 @@ SKIP: no such device</system-out></testcase>
             [Verdict::Passed, failed, skipped("no such device"), skipped("no fault injection")];
         assert_eq!(verdicts, expected);
         assert_eq!(outcomes[0].left_out, ["no xfs"]);
+        assert_eq!(outcomes[0].booted_again, ["BOOTED AGAIN: good: the emulator failed"]);
         assert_eq!(outcomes[0].place, "cargo");
         assert_eq!(read(file.path(), None).unwrap()[3].place, "6.12");
     }

@@ -10,7 +10,7 @@ use std::process::Command;
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result};
-use kit::outcome::{PARTLY_SKIPPED, SKIP};
+use kit::outcome::{BOOTED_AGAIN, PARTLY_SKIPPED, SKIP};
 
 use crate::command::{self, Console, End, Group};
 use crate::junit;
@@ -110,6 +110,7 @@ impl Run {
             name: name.replace(' ', "_"), // the list of skips separates its words by spaces
             verdict,
             left_out: reasons(PARTLY_SKIPPED).map(str::to_owned).collect(),
+            booted_again: Vec::new(),
         });
         Ok(match (self.tally.failed() > failed, skipped) {
             (true, _) => Passed::No,
@@ -199,14 +200,17 @@ impl Run {
         let Some((end, said)) = self.execute(minutes, name, command)? else { return Ok(()) };
         let failed = self.tally.failed();
         match junit::read(&junit, place) {
-            Ok(outcomes) => outcomes.iter().for_each(|outcome| self.tally.add(outcome)),
+            Ok(outcomes) => outcomes.iter().for_each(|outcome| {
+                self.tally.add(outcome);
+                self.booted_again.extend(outcome.booted_again.iter().cloned());
+            }),
             Err(why) => self.tally.fail(&format!("{name}: no outcomes: {why:#}")),
         }
         if end != End::Exit(Some(0)) && (self.tally.failed() == failed || end == End::TimedOut) {
             self.fail_step(name, end, minutes);
         }
         self.booted_again
-            .extend(said.iter().filter(|line| line.starts_with("BOOTED AGAIN: ")).cloned());
+            .extend(said.iter().filter(|line| line.starts_with(BOOTED_AGAIN)).cloned());
         for log in said.iter().filter_map(|line| line.strip_prefix("  | all of it: ")) {
             let from = self.root.join(log);
             if let Some(file) = from.file_name() {

@@ -17,6 +17,8 @@ pub struct Outcome {
     pub verdict: Verdict,
     /// Reasons why a passed test left out parts of itself.
     pub left_out: Vec<String>,
+    /// Lines that say why it was begun anew.
+    pub booted_again: Vec<String>,
 }
 
 /// The verdict on one test.
@@ -42,7 +44,7 @@ pub struct Tally {
 impl Tally {
     /// Counts one outcome.
     pub fn add(&mut self, outcome: &Outcome) {
-        let Outcome { place, class, name, verdict, left_out } = outcome;
+        let Outcome { place, class, name, verdict, left_out, .. } = outcome;
         let shown = format!("{class} {name}");
         let shown = shown.trim();
         let mut unexpected = Vec::new();
@@ -108,6 +110,7 @@ mod tests {
             name: name.into(),
             verdict,
             left_out: left_out.iter().copied().map(str::to_owned).collect(),
+            booted_again: Vec::new(),
         }
     }
 

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use kit::outcome;
 
+use crate::emulator::{self, EmulatorFault};
 use crate::exec::tail_of;
 use crate::guest::GuestReport;
 use crate::suite::case::Case;
@@ -81,7 +82,10 @@ impl Followed {
         loop {
             interrupt::check()?;
             let vm_ended = self.vm.has_ended()?;
-            let lost = if vm_ended { None } else { self.look_at_cpus() };
+            let lost = match vm_ended {
+                true => emulator::assertion(&self.vm.qemu_log()),
+                false => self.look_at_cpus(),
+            };
             let report = self.vm.report();
             // After the report, so that an ended case has been shown to its end.
             if let Some(live) = &mut self.live {
@@ -95,8 +99,8 @@ impl Followed {
                 return self.judge(case, code, took);
             }
             let is_lost = lost.is_some();
-            let why = if is_lost {
-                lost
+            let why = if let Some(fault) = lost {
+                Some(fault.to_string())
             } else if vm_ended {
                 Some(report.value("fail").unwrap_or("the VM ended during the case").to_owned())
             } else if took > timeout + GRACE {
@@ -120,9 +124,9 @@ impl Followed {
     }
 
     /// Keeps emulated CPUs going; returns the evidence if the emulator has lost the machine.
-    fn look_at_cpus(&mut self) -> Option<String> {
+    fn look_at_cpus(&mut self) -> Option<EmulatorFault> {
         match self.vm.look_at_cpus() {
-            Cpus::Lost(evidence) => return Some(evidence),
+            Cpus::Lost(fault) => return Some(fault),
             Cpus::Woken => {
                 let kernel = self.kernel.as_str();
                 println!("{kernel}: the VM stood still; its CPUs were woken by an NMI");

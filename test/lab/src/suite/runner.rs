@@ -9,7 +9,9 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use kit::outcome::BOOTED_AGAIN;
 
+use crate::emulator::RETRIES;
 use crate::suite::case::Case;
 use crate::suite::follow::{Followed, Progress};
 use crate::suite::report::{Outcome, Verdict};
@@ -17,11 +19,6 @@ use crate::suite::script::{script_for, unload_case};
 use crate::vm::boot::{Vm, VmBase, VmShape};
 use crate::vm::machine::HelperLate;
 use crate::vm::payload::Payload;
-
-/// Machines that the emulator may lose in a run, before this project's code runs or with evidence
-/// ([`crate::vm::stall`]): about one boot in fifty on a busy machine, whatever is tested later. Also machines whose
-/// helper is late.
-const BOOT_RETRIES: u32 = 3;
 
 /// Lines of a failed case's output to show at once.
 const SHOWN_LINES: usize = 20;
@@ -65,7 +62,7 @@ impl Runner<'_> {
     fn on_machine(&self, machine: usize, mut pending: VecDeque<&Case>) -> Result<Vec<Outcome>> {
         let mut outcomes = Vec::new();
         let mut boot = Boot { machine, number: 0 };
-        let mut retries = BOOT_RETRIES;
+        let mut retries = RETRIES;
         while !pending.is_empty() {
             boot.number += 1;
             let end = self.one_boot(boot, retries > 0, &mut pending, &mut outcomes)?;
@@ -114,7 +111,7 @@ impl Runner<'_> {
 
     fn tell_new_boot(&self, pending: &VecDeque<&Case>, why: &str) {
         let next = pending.front().map_or("the end", |case| &case.name);
-        println!("BOOTED AGAIN: {}, at {next}: {why}", self.kernel());
+        println!("{BOOTED_AGAIN}{}, at {next}: {why}", self.kernel());
     }
 
     /// Follows the cases of a boot.

@@ -11,6 +11,7 @@ use tempfile::TempDir;
 
 use crate::accel::Accel;
 use crate::cache::Cache;
+use crate::emulator::PERIODIC_TIMERS;
 use crate::guest::{GuestReport, escaped};
 use crate::qemu::Qemu;
 use crate::run::Lab;
@@ -227,11 +228,10 @@ fn machine_args(base: &VmBase, shape: &VmShape) -> Vec<String> {
     } else {
         ""
     };
-    // The emulator of the guest machine loses timer interrupts. A lost interrupt of a periodic timer
-    // is followed by the next, while a one-shot timer is never programmed again. A counted machine
-    // loses none, and would count the periodic ones.
+    // The emulator of the guest machine loses timer interrupts. A counted machine loses none, and
+    // would count the periodic ones.
     let is_lossy = base.accel == Accel::Tcg && shape.machine == Machine::Guest && !shape.icount;
-    let timer = if is_lossy { " highres=off nohz=off" } else { "" };
+    let timer = if is_lossy { PERIODIC_TIMERS } else { "" };
     let nvme = if shape.nvme { NVME_POLL_QUEUES } else { "" };
     let command_line = format!(
         "root={} rootwait rw init={INIT_PATH} console=ttyS0 panic=-1 oops=panic loglevel=7{}{emulated}{timer}{nvme}{}",

@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::LazyLock;
 
+use anyhow::Result;
+use lab::emulator::again_if_lost;
 use lab::run::Lab;
 
 pub(crate) static LAB: LazyLock<Lab> = LazyLock::new(|| {
@@ -13,6 +15,12 @@ pub(crate) static LAB: LazyLock<Lab> = LazyLock::new(|| {
     eprintln!("accelerator: {}: {}", lab.choice.accel, lab.choice.reason);
     lab
 });
+
+/// Runs a test with guests, and again if the emulator has failed in it.
+pub(crate) fn with_guests(test: impl FnMut() -> Result<()>) {
+    let name = std::thread::current().name().unwrap_or("a guest").to_owned();
+    again_if_lost(&name, test).unwrap_or_else(|error| panic!("{error:#}"));
+}
 
 /// The daemon as it stands in the sources, from the directory where this test was built.
 pub(crate) fn build_daemon() -> PathBuf {
