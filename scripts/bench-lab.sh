@@ -55,7 +55,7 @@ measure() {
     case " ${only:-$name} " in *" $name "*) ;; *) return 0 ;; esac
     echo "bench-lab: $name" >&2
     run "$@" >"$directory/$name.out" || code=$?
-    if [ $code = 124 ]; then
+    if [ $code = 123 ]; then
         echo "bench-lab: $name: the emulator failed, and not the measurement: it runs once more" >&2
         code=0
         run "$@" >"$directory/$name.out" || code=$?

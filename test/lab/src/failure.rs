@@ -77,6 +77,11 @@ impl Remains {
         klog::findings(&self.console, &[]).into_iter().next()
     }
 
+    /// The kernel reports a fault that a lost interrupt does not explain.
+    pub(crate) fn has_complaint_beside_stalls(&self) -> bool {
+        !klog::findings(&self.console, &klog::stalls()).is_empty()
+    }
+
     /// The last lines that QEMU said, and the console's: from the kernel's complaint on, if it has
     /// one.
     pub(crate) fn log(&self) -> String {

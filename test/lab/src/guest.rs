@@ -22,9 +22,6 @@ use kit::interrupt;
 use kit::process::{OwnedChild, StopWith, TICK};
 use kit::sched::Patience;
 
-/// QEMU's monitor, for a guest that hangs.
-const CONTROL: &str = "control";
-
 /// The parts that all guests share.
 #[derive(Debug, Clone)]
 pub struct GuestBase {
@@ -73,6 +70,8 @@ pub struct GuestSpec {
 #[derive(Debug)]
 pub struct Guest {
     qemu: OwnedChild,
+    /// The monitor of an emulator.
+    control: Option<PathBuf>,
     dir: TempDir,
 }
 
@@ -120,16 +119,18 @@ impl Guest {
         fs::write(dir.path().join("results"), "")?;
         let mut args = qemu_args(base, spec, dir.path());
         args.extend(["-serial".into(), format!("file:{}", dir.path().join("console").display())]);
-        let control = escaped(&dir.path().join(CONTROL));
-        args.extend(["-qmp".into(), format!("unix:{control},server=on,wait=off")]);
+        let control = (spec.accel == Accel::Tcg).then(|| dir.path().join("control"));
+        if let Some(path) = &control {
+            args.extend(["-qmp".into(), format!("unix:{},server=on,wait=off", escaped(path))]);
+        }
         let log = dir.path().join("qemu");
         let qemu = OwnedChild::spawn(&args, &log, StopWith::Kill)?;
-        Ok(Self { qemu, dir })
+        Ok(Self { qemu, control, dir })
     }
 
     /// A guest started by other means: `dir` has its `results`, and its output in `console`.
     pub(crate) fn of(child: OwnedChild, dir: TempDir) -> Self {
-        Self { qemu: child, dir }
+        Self { qemu: child, control: None, dir }
     }
 
     /// Boots with the guest's console on the lab's own terminal, until the guest powers off.
@@ -224,16 +225,21 @@ impl Guest {
         GuestReport::parse(&String::from_utf8_lossy(&bytes))
     }
 
-    /// An error with the logs; an [`emulator::EmulatorFault`] if there is evidence for one.
+    /// An error with the logs, judged by [`Guest::blame`].
     fn failed(&self, why: String) -> Error {
         self.blame(anyhow!("{why}\n{}", self.log()))
     }
 
-    /// The same error; an [`emulator::EmulatorFault`] in its context if there is evidence for one.
+    /// The same error; the context of an [`emulator::EmulatorFault`] if there is evidence for one,
+    /// and neither the job nor the kernel has reported a failure.
     pub fn blame(&self, error: Error) -> Error {
-        let control = self.dir.path().join(CONTROL);
-        let fault = self.remains().assertion().or_else(|| emulator::lost_interrupt(&control));
-        match fault {
+        let (report, remains) = (self.report(), self.remains());
+        let has_verdict = ["fail", "exit"].iter().any(|word| report.value(word).is_some());
+        if has_verdict || remains.has_complaint_beside_stalls() {
+            return error;
+        }
+        let lost = || self.control.as_deref().and_then(emulator::lost_interrupt);
+        match remains.assertion().or_else(lost) {
             Some(fault) => Error::new(fault).context(format!("{error:#}")),
             None => error,
         }
@@ -253,10 +259,10 @@ impl Guest {
     }
 }
 
-/// Always leaves room for a second virtual CPU: if only one is possible, QEMU's emulation omits the
-/// guest's memory barriers, as if no thread of the device ran beside it. Kicks and interrupts then
-/// get lost now and then, with QEMU's own devices too.
-fn smp(vcpus: u32) -> String {
+/// QEMU's `-smp` value. It leaves room for a second virtual CPU: if only one is possible, QEMU's
+/// emulation omits the guest's memory barriers, as if no thread of the device ran beside it. Kicks
+/// and interrupts then get lost now and then, with QEMU's own devices too.
+pub fn smp(vcpus: u32) -> String {
     format!("cpus={vcpus},maxcpus={}", vcpus.max(2))
 }
 

@@ -32,7 +32,7 @@ use lab::vm::machine::Machine;
 const EXEC_FAILED: u8 = 125;
 
 /// The same, if the emulator has failed: another run may succeed (`scripts/bench-lab.sh`).
-const EMULATOR_FAILED: u8 = 124;
+const EMULATOR_FAILED: u8 = 123;
 
 /// Exit code of `lab demo` if the data was verified but the measurement failed.
 const NOT_MEASURED: u8 = 3;

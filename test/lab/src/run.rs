@@ -200,7 +200,7 @@ fn on_daemon(
     job: Job,
     watch: impl FnMut(&str, &str),
 ) -> Result<GuestReport> {
-    let server = Server::start(&options.server, disk, vcpus)?;
+    let mut server = Server::start(&options.server, disk, vcpus)?;
     let served = GuestDisk::VhostUser { socket: server.socket() };
     let guest = lab.run_guest(vcpus, [vec![served], others].concat(), job, watch);
     // An interrupted run prints no logs.

@@ -93,9 +93,10 @@ impl Server {
         self.daemon.log()
     }
 
-    /// The same error with its output, which explains no fault of the emulator.
-    pub fn with_log(&self, error: Error) -> Error {
-        match error.is::<EmulatorFault>() {
+    /// The same error with the server's output. A fault of the emulator stays one if the server has
+    /// survived it.
+    pub fn with_log(&mut self, error: Error) -> Error {
+        match error.is::<EmulatorFault>() && self.is_running().unwrap_or(false) {
             true => error,
             false => anyhow!("{error:#}\nthe server's log:\n{}", self.log()),
         }

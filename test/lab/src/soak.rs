@@ -22,6 +22,9 @@ const MEMORY_MIB: u32 = 512;
 /// Time that a command in the guest may take: those that compare all data take longest.
 const COMMAND_LIMIT: Duration = Duration::from_secs(300);
 
+/// Time in which a guest that lives answers after a failure.
+const ANSWER_LIMIT: Duration = Duration::from_secs(10);
+
 /// A guest with the agent and QEMU's monitor.
 struct SoakGuest {
     agent: Agent,
@@ -47,8 +50,12 @@ impl SoakGuest {
         let mut guest = Guest::boot(&lab.base, &spec)?;
         // QEMU listens long before the guest reports something.
         guest.wait_for("stage", GUEST_PATIENCE)?;
-        let (qmp, mut agent) = (Qmp::connect(&monitor)?, Agent::connect(&commands)?);
-        agent.wait_ready(GUEST_PATIENCE).context("the guest's agent")?;
+        let connect = || {
+            let (qmp, mut agent) = (Qmp::connect(&monitor)?, Agent::connect(&commands)?);
+            agent.wait_ready(GUEST_PATIENCE).context("the guest's agent")?;
+            Ok((qmp, agent))
+        };
+        let (qmp, agent) = connect().map_err(|error| guest.blame(error))?;
         Ok(Self { agent, qmp, guest })
     }
 }
@@ -82,7 +89,10 @@ pub fn run(lab: &Lab, program: &Path, options: &Options) -> Result<Report> {
     let mut served = Served::start(&program, directory.path(), &image)?;
     let mut guest = SoakGuest::boot(lab, directory.path(), &served)?;
     let report = soak::run(&mut guest, &mut served, options);
-    let report = report.map_err(|error| guest.guest.blame(error))?;
+    let report = report.map_err(|error| match guest.agent.run("true", ANSWER_LIMIT) {
+        Ok(_) => error,
+        Err(_) => guest.guest.blame(error),
+    })?;
     guest.guest.cut_power()?;
     disk::check_ext4(&served.stop()?)?;
     Ok(report)

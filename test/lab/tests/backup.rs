@@ -104,7 +104,7 @@ fn back_up_under_load() -> Result<()> {
         "{program} serve --socket-path {{socket}} --blk-file {{disk}} --num-queues {{queues}} \
          --control-path {socket}"
     );
-    let server = Server::start(&ServerCommand::template(&command)?, &path, 2)?;
+    let mut server = Server::start(&ServerCommand::template(&command)?, &path, 2)?;
     let spec = GuestSpec {
         accel: LAB.choice.accel,
         vcpus: 2,
@@ -113,13 +113,13 @@ fn back_up_under_load() -> Result<()> {
     };
     let mut guest = Guest::boot(&LAB.base, &spec)?;
     guest.wait_for("loading", GUEST_PATIENCE)?;
-    let ctl = |words: &[&str]| {
+    let mut ctl = |words: &[&str]| {
         let first = [&binary, Path::new("ctl"), Path::new("--control-path"), &control];
         let first = first.iter().map(|word| word.to_str().unwrap());
         let words: Vec<&str> = first.chain(words.iter().copied()).collect();
         run_to_end(&words).map(drop).map_err(|error| server.with_log(error))
     };
-    let backup = |name: &str, options: &[&str]| {
+    let mut backup = |name: &str, options: &[&str]| {
         let copy = directory.path().join(name);
         ctl(&[&["backup", "--to", copy.to_str().unwrap()], options].concat()).map(|()| copy)
     };

@@ -14,6 +14,7 @@ use common::{LAB, build_daemon};
 use kit::process::{OwnedChild, StopWith};
 use kit::sched;
 use lab::firmware;
+use lab::guest::smp;
 use lab::server::{Server, ServerCommand};
 
 const DISK_BYTES: usize = 1 << 20;
@@ -69,11 +70,12 @@ fn boot(disk: &[u8], firmware: Option<&Path>) -> Vec<u8> {
     std::fs::write(&image, disk).unwrap();
     let server = Server::start(&ServerCommand::daemon(&build_daemon()), &image, 1).unwrap();
     let mut words = format!(
-        "-nodefaults -no-user-config -no-reboot -display none -accel tcg \
+        "-nodefaults -no-user-config -no-reboot -display none -accel tcg -smp {} \
          -machine q35,memory-backend=memory -m 256M \
          -object memory-backend-memfd,id=memory,size=256M,share=on \
          -chardev socket,id=disk,path={} -device vhost-user-blk-pci,chardev=disk,bootindex=0 \
          -serial file:{}",
+        smp(1),
         server.socket().display(),
         serial.display()
     );

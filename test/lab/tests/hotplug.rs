@@ -68,7 +68,7 @@ fn plug_in_memory() -> Result<()> {
     let directory = tempfile::tempdir_in(LAB.cache.dir())?;
     let path = directory.path().join("disk");
     disk::create(&path, disk::DISK_BYTES)?;
-    let server = Server::start(&ServerCommand::daemon(&build_daemon()), &path, 2)?;
+    let mut server = Server::start(&ServerCommand::daemon(&build_daemon()), &path, 2)?;
     let monitor = directory.path().join("monitor");
     let mut args = disk_args(&server.socket(), "");
     args.extend(["-m".into(), "512M,slots=2,maxmem=2G".into(), "-qmp".into()]);
@@ -81,13 +81,16 @@ fn plug_in_memory() -> Result<()> {
     };
     let mut guest = Guest::boot(&LAB.base, &spec)?;
     guest.wait_for("ready", GUEST_PATIENCE)?;
-    let mut qmp = Qmp::connect(&monitor)?;
-    let memory = json!({
-        "qom-type": "memory-backend-memfd", "id": "more", "size": 256 << 20, "share": true
-    });
-    qmp.execute("object-add", memory)?;
-    let module = json!({ "driver": "pc-dimm", "id": "module", "memdev": "more" });
-    qmp.execute("device_add", module)?;
+    let plug = || {
+        let mut qmp = Qmp::connect(&monitor)?;
+        let memory = json!({
+            "qom-type": "memory-backend-memfd", "id": "more", "size": 256 << 20, "share": true
+        });
+        qmp.execute("object-add", memory)?;
+        let module = json!({ "driver": "pc-dimm", "id": "module", "memdev": "more" });
+        qmp.execute("device_add", module)
+    };
+    plug().map_err(|error| guest.blame(error))?;
     guest.finish(GUEST_PATIENCE).map_err(|error| server.with_log(error))?;
     server.stop()?;
     disk::check_ext4(&path)

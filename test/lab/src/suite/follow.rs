@@ -98,6 +98,8 @@ impl Followed {
             if let Some(code) = exit_code(report.values("end"), &case.name) {
                 return self.judge(case, code, took);
             }
+            // A verdict that was there before the machine was lost counts.
+            let lost = lost.filter(|_| report.value("fail").is_none());
             let is_lost = lost.is_some();
             let why = if let Some(fault) = lost {
                 Some(fault.to_string())
@@ -112,7 +114,7 @@ impl Followed {
             };
             if let Some(why) = why {
                 self.vm.note_state()?;
-                if may_retry && (is_lost || is_booting(&report, &self.vm.console())) {
+                if may_retry && self.is_no_outcome(case, is_lost, &report)? {
                     return Ok(Progress::NoMachine(why));
                 }
                 let outcome = self.outcome(case, Verdict::Failed(why), took)?;
@@ -121,6 +123,17 @@ impl Followed {
             }
             std::thread::sleep(TICK);
         }
+    }
+
+    /// The machine ended before any of this project's code ran, or is lost without a finding in the
+    /// kernel's log.
+    fn is_no_outcome(&self, case: &Case, is_lost: bool, report: &GuestReport) -> Result<bool> {
+        let console = self.vm.console();
+        if is_lost {
+            let provoked = klog::expected_in(&self.output(case)?);
+            return Ok(!self.log.has_findings_beside_stalls(&console, provoked));
+        }
+        Ok(is_booting(report, &console))
     }
 
     /// Keeps emulated CPUs going; returns the evidence if the emulator has lost the machine.

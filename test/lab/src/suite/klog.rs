@@ -122,6 +122,13 @@ fn known_report(lines: &[&str]) -> Option<usize> {
     KNOWN_REPORTS.iter().any(is_known).then_some(length)
 }
 
+/// Parts of messages about time without progress, which a lost interrupt also brings about.
+pub(crate) fn stalls() -> Vec<String> {
+    ["detected stall", "blocked for more than", "soft lockup", "workqueue lockup"]
+        .map(str::to_owned)
+        .to_vec()
+}
+
 /// The lines of a log that are findings.
 pub fn findings<'a>(log: &'a str, expected: &[String]) -> Vec<&'a str> {
     let mut found = Vec::new();
@@ -192,6 +199,14 @@ impl LogReader {
         self.read += end;
         self.before = Some((name.to_owned(), expected));
         Ok(found)
+    }
+
+    /// Findings behind the last case that was read, other than stalls and messages that this case
+    /// provokes. They remain unread.
+    pub(crate) fn has_findings_beside_stalls(&self, log: &str, provoked: Vec<String>) -> bool {
+        let before = self.before.iter().flat_map(|(_, expected)| expected.iter().cloned());
+        let expected = Vec::from_iter(before.chain(provoked).chain(stalls()));
+        !findings(log.get(self.read..).unwrap_or_default(), &expected).is_empty()
     }
 
     /// Findings behind the last case that was read.

@@ -228,8 +228,9 @@ fn machine_args(base: &VmBase, shape: &VmShape) -> Vec<String> {
     } else {
         ""
     };
-    // The emulator of the guest machine loses timer interrupts. A counted machine loses none, and
-    // would count the periodic ones.
+    // The emulator loses timer interrupts, on the four CPUs of the guest machine most of all. Other
+    // machines need timers of a fine resolution, for devices that take some microseconds. A counted
+    // machine loses none, and would count the periodic ones.
     let is_lossy = base.accel == Accel::Tcg && shape.machine == Machine::Guest && !shape.icount;
     let timer = if is_lossy { PERIODIC_TIMERS } else { "" };
     let nvme = if shape.nvme { NVME_POLL_QUEUES } else { "" };
