@@ -8,6 +8,8 @@
 //! cost system calls and calls of the driver. Device and host decide which of both is dearer, so a
 //! trial decides: windows of time with the present and with another size take turns, and the rates
 //! of finished requests are compared. The other size has to win by more than chance ([`crate::gain`]).
+//! A trial compares neighbouring sizes and takes long. So a thread begins with a survey: a window or two of each
+//! size, in which a size that is far better than the first one wins.
 //! Kicks and the parts of a request do not count: a thread that sleeps more often gets more of them.
 
 use crate::trial::{GAIN, Proof, Step, Trial, WINDOW, WINDOW_MAX, WINDOW_REQUESTS_MIN};
@@ -17,7 +19,10 @@ use std::time::Instant;
 const SIZES: [usize; 5] = [1, 4, 8, 16, 32];
 /// Position of the first size of a thread.
 const FIRST: usize = 1;
-/// A thread with fewer requests in flight makes no trial: the sizes hardly differ.
+/// The rate that a size needs in the survey to win, over that of the first size: more than the difference of two
+/// windows on a disk whose rate varies.
+const SURVEY_GAIN: f64 = 1.25;
+/// A thread with fewer requests in the storage, and as few in each turn, makes no trial: the sizes hardly differ.
 const IN_FLIGHT_MIN: usize = 4;
 /// Turns with work between two readings of the clock.
 const TURNS_PER_CLOCK: u32 = 16;
@@ -33,8 +38,45 @@ pub(crate) struct BatchSize {
     candidate: usize,
     /// The next trial is of a smaller size.
     smaller_next: bool,
+    /// The survey, until it is complete.
+    survey: Option<Survey>,
     trial: Trial,
     window: Window,
+}
+
+/// Positions of the sizes in the order of the survey. It begins with the first size, with which a thread that never
+/// completes a survey goes on.
+const SURVEY: [usize; SIZES.len()] = [FIRST, 2, 3, 4, 0];
+
+/// One window of each size, and one of each in the reverse order, so that a steady change of the load affects all
+/// sizes alike.
+#[derive(Debug, Default)]
+struct Survey {
+    windows: usize,
+    /// Sums of the rates of each size.
+    rates: [f64; SIZES.len()],
+}
+
+impl Survey {
+    /// Position of the size of the present window.
+    fn position(&self) -> usize {
+        SURVEY[self.windows.min(2 * SIZES.len() - 1 - self.windows)]
+    }
+
+    /// Counts a window with its rate. Returns the position of the best size after the last one.
+    fn record_window(&mut self, rate: f64) -> Option<usize> {
+        self.rates[self.position()] += rate;
+        self.windows += 1;
+        if self.windows < 2 * SIZES.len() {
+            return None;
+        }
+        let better = |best: usize, other: usize| {
+            if self.rates[other] > self.rates[best] { other } else { best }
+        };
+        let best = (0..SIZES.len()).fold(FIRST, better);
+        let wins = self.rates[best] >= SURVEY_GAIN * self.rates[FIRST];
+        Some(if wins { best } else { FIRST })
+    }
 }
 
 /// The finished requests since the window began.
@@ -43,13 +85,13 @@ struct Window {
     since: Instant,
     turns: u32,
     requests: u64,
-    /// The most requests in flight after a turn.
-    in_flight: usize,
+    /// A turn had enough requests for the size to matter, or left a chain in its ring because of the size.
+    is_deep: bool,
 }
 
 impl Window {
     fn since(since: Instant) -> Self {
-        Window { since, turns: 0, requests: 0, in_flight: 0 }
+        Window { since, turns: 0, requests: 0, is_deep: false }
     }
 }
 
@@ -61,6 +103,7 @@ impl BatchSize {
             chosen: FIRST,
             candidate: FIRST,
             smaller_next: true,
+            survey: Some(Survey::default()),
             trial: Trial::new(Proof::Sure),
             window: Window::since(Instant::now()),
         }
@@ -69,29 +112,37 @@ impl BatchSize {
     /// The size for the next turn.
     #[inline]
     pub(crate) fn size(&self) -> usize {
-        match self.fixed {
-            Some(fixed) => fixed,
-            None if self.trial.tries_other() => SIZES[self.candidate],
-            None => SIZES[self.chosen],
+        match (self.fixed, &self.survey) {
+            (Some(fixed), _) => fixed,
+            (None, Some(survey)) => SIZES[survey.position()],
+            (None, None) if self.trial.tries_other() => SIZES[self.candidate],
+            (None, None) => SIZES[self.chosen],
         }
     }
 
-    /// The size that is fixed, or that the last trial chose.
+    /// The size that is fixed, or that the survey or the last trial chose.
     pub(crate) fn chosen(&self) -> usize {
         self.fixed.unwrap_or(SIZES[self.chosen])
     }
 
-    /// Records the operations that a turn handed to the storage, the requests that it showed to drivers,
-    /// and those that the storage had between the two. Without any, the size makes no difference.
+    /// Records that a turn left a chain in its ring because of the size.
     #[inline]
-    pub(crate) fn turned(&mut self, submitted: usize, finished: u64, in_flight: usize) {
-        if in_flight == 0 || submitted as u64 + finished == 0 || self.fixed.is_some() {
+    pub(crate) fn limits(&mut self) {
+        self.window.is_deep = true;
+    }
+
+    /// Records the operations that a turn handed to the storage, the requests that it showed to drivers,
+    /// and those that the storage had between the two: none if it completes them at once.
+    #[inline]
+    pub(crate) fn turned(&mut self, submitted: usize, finished: u64, in_storage: usize) {
+        if submitted as u64 + finished == 0 || self.fixed.is_some() {
             return;
         }
         let window = &mut self.window;
         window.turns += 1;
         window.requests += finished;
-        window.in_flight = window.in_flight.max(in_flight);
+        window.is_deep |=
+            in_storage >= IN_FLIGHT_MIN || submitted.max(finished as usize) > IN_FLIGHT_MIN;
         if window.turns.is_multiple_of(TURNS_PER_CLOCK) {
             self.look(Instant::now());
         }
@@ -105,17 +156,25 @@ impl BatchSize {
             return;
         }
         let rate = self.window.requests as f64 / elapsed.as_secs_f64();
-        let says_something = elapsed < WINDOW_MAX && self.window.in_flight >= IN_FLIGHT_MIN;
+        let says_something = elapsed < WINDOW_MAX && self.window.is_deep;
         self.window = Window::since(now);
         if says_something {
             self.measured(rate);
         } else {
+            self.survey = self.survey.take().map(|_| Survey::default());
             self.trial.abandon();
         }
     }
 
     /// Records the rate of a window.
     fn measured(&mut self, rate: f64) {
+        if let Some(survey) = &mut self.survey {
+            if let Some(best) = survey.record_window(rate) {
+                tracing::debug!(size = SIZES[best], "batch size of the survey");
+                (self.chosen, self.survey) = (best, None);
+            }
+            return;
+        }
         match self.trial.record_window(rate, GAIN) {
             Step::Pause | Step::GoesOn => {}
             Step::Begins => self.choose_candidate(),
@@ -174,6 +233,40 @@ mod tests {
     }
 
     #[test]
+    fn a_size_that_is_far_better_wins_in_the_survey() {
+        let mut batch_size = BatchSize::new(None);
+        assert_eq!(settled(&mut batch_size, 10, |size| if size == 32 { 1.5 } else { 1.0 }), 32);
+        let mut batch_size = BatchSize::new(None);
+        assert_eq!(settled(&mut batch_size, 10, |size| if size == 1 { 1.5 } else { 1.0 }), 1);
+    }
+
+    #[test]
+    fn a_size_that_is_a_little_better_does_not_win_in_the_survey() {
+        let mut batch_size = BatchSize::new(None);
+        assert_eq!(settled(&mut batch_size, 10, |size| if size == 32 { 1.15 } else { 1.0 }), 4);
+        assert!(batch_size.survey.is_none());
+    }
+
+    #[test]
+    fn a_steady_change_of_the_load_wins_no_survey() {
+        let mut batch_size = BatchSize::new(None);
+        for window in 0..10 {
+            batch_size.measured(1.0 + f64::from(window));
+        }
+        assert_eq!(batch_size.chosen(), SIZES[FIRST]);
+    }
+
+    #[test]
+    fn a_survey_with_a_window_that_says_nothing_begins_anew() {
+        let mut batch_size = BatchSize::new(None);
+        (0..7).for_each(|_| batch_size.measured(1.0));
+        batch_size.window.requests = WINDOW_REQUESTS_MIN;
+        batch_size.look(batch_size.window.since + WINDOW_MAX);
+        assert_eq!(batch_size.size(), SIZES[FIRST]);
+        assert_eq!(settled(&mut batch_size, 10, |size| size as f64), 32);
+    }
+
+    #[test]
     fn where_the_device_waits_for_the_driver_batches_shrink() {
         let mut batch_size = BatchSize::new(None);
         batch_size.chosen = SIZES.len() - 1;
@@ -229,7 +322,7 @@ mod tests {
             for _ in 0..100 {
                 now += pause;
                 batch_size.window.requests = WINDOW_REQUESTS_MIN;
-                batch_size.window.in_flight = if pause == WINDOW { 1 } else { 32 };
+                batch_size.window.is_deep = pause == WINDOW_MAX;
                 batch_size.look(now);
             }
         }
@@ -249,6 +342,35 @@ mod tests {
             batch_size.look(now);
         }
         assert_eq!(batch_size.size(), 32);
+    }
+
+    /// Windows of turns that hand over and finish as many requests as the size, `depth` at most.
+    fn with_storage_that_completes_at_once(batch_size: &mut BatchSize, depth: usize, windows: u32) {
+        let mut now = Instant::now();
+        for _ in 0..windows {
+            now += WINDOW;
+            let requests = batch_size.size().min(depth);
+            if requests < depth {
+                batch_size.limits();
+            }
+            batch_size.turned(requests, requests as u64, 0);
+            batch_size.window.requests = WINDOW_REQUESTS_MIN * requests as u64;
+            batch_size.look(now);
+        }
+    }
+
+    #[test]
+    fn a_thread_whose_storage_completes_at_once_makes_trials() {
+        let mut batch_size = BatchSize::new(None);
+        with_storage_that_completes_at_once(&mut batch_size, 32, 20);
+        assert_eq!(batch_size.chosen(), 32);
+    }
+
+    #[test]
+    fn a_thread_with_few_requests_keeps_the_first_size() {
+        let mut batch_size = BatchSize::new(None);
+        with_storage_that_completes_at_once(&mut batch_size, 4, 1000);
+        assert_eq!((batch_size.size(), batch_size.trial.is_running()), (SIZES[FIRST], false));
     }
 
     #[test]

@@ -169,7 +169,7 @@ impl Worker {
     #[inline]
     fn take_batches(&mut self, batch_size: usize) -> bool {
         let mut worked = false;
-        let Worker { disks, active, uring, clock, .. } = self;
+        let Worker { disks, active, uring, clock, batch_size: batch_sizes, .. } = self;
         for &id in active.ids() {
             let (queue, storage) = disks.queue(id);
             queue.look_at_disk(clock);
@@ -180,6 +180,9 @@ impl Worker {
                     break;
                 }
                 if uring.queued() >= full {
+                    if queue.has_work() {
+                        batch_sizes.limits();
+                    }
                     break; // the device starts on these while the thread takes more
                 }
                 // 1 chain
