@@ -8,8 +8,11 @@
 //! cost system calls and calls of the driver. Device and host decide which of both is dearer, so a
 //! trial decides: windows of time with the present and with another size take turns, and the rates
 //! of finished requests are compared. The other size has to win by more than chance ([`crate::gain`]).
-//! A trial compares neighbouring sizes and takes long. So a thread begins with a survey: a window or two of each
-//! size, in which a size that is far better than the first one wins.
+//! A trial compares neighbouring sizes and takes long. So a thread begins with a survey: three windows of each size, in
+//! which a size that is far better than the first one wins.
+//!
+//! Only a deep queue begins a survey or a trial: with few requests the sizes hardly differ. Later windows count
+//! whatever they show, because the tried size itself bounds the requests of a turn.
 //! Kicks and the parts of a request do not count: a thread that sleeps more often gets more of them.
 
 use crate::trial::{GAIN, Proof, Step, Trial, WINDOW, WINDOW_MAX, WINDOW_REQUESTS_MIN};
@@ -19,10 +22,9 @@ use std::time::Instant;
 const SIZES: [usize; 5] = [1, 4, 8, 16, 32];
 /// Position of the first size of a thread.
 const FIRST: usize = 1;
-/// The rate that a size needs in the survey to win, over that of the first size: more than the difference of two
-/// windows on a disk whose rate varies.
-const SURVEY_GAIN: f64 = 1.25;
-/// A thread with fewer requests in the storage, and as few in each turn, makes no trial: the sizes hardly differ.
+/// The rate that all windows of a size need in the survey to win, over the best window of the first size.
+const SURVEY_GAIN: f64 = 1.15;
+/// Requests in the storage that make a queue a deep one.
 const IN_FLIGHT_MIN: usize = 4;
 /// Turns with work between two readings of the clock.
 const TURNS_PER_CLOCK: u32 = 16;
@@ -44,38 +46,42 @@ pub(crate) struct BatchSize {
     window: Window,
 }
 
-/// Positions of the sizes in the order of the survey. It begins with the first size, with which a thread that never
-/// completes a survey goes on.
+/// Positions of the sizes in the order of the survey.
 const SURVEY: [usize; SIZES.len()] = [FIRST, 2, 3, 4, 0];
+const SURVEY_WINDOWS: usize = 3 * SIZES.len();
 
-/// One window of each size, and one of each in the reverse order, so that a steady change of the load affects all
-/// sizes alike.
+/// One window of each size, one of each in the reverse order, and one of each in the first order, so that a steady
+/// change of the load makes no size win.
 #[derive(Debug, Default)]
 struct Survey {
     windows: usize,
-    /// Sums of the rates of each size.
-    rates: [f64; SIZES.len()],
+    /// The lower and the higher rate of each size.
+    rates: [(f64, f64); SIZES.len()],
 }
 
 impl Survey {
     /// Position of the size of the present window.
     fn position(&self) -> usize {
-        SURVEY[self.windows.min(2 * SIZES.len() - 1 - self.windows)]
+        let at = self.windows % SIZES.len();
+        match self.windows / SIZES.len() {
+            1 => SURVEY[SIZES.len() - 1 - at],
+            _ => SURVEY[at],
+        }
     }
 
-    /// Counts a window with its rate. Returns the position of the best size after the last one.
+    /// Counts a window with its rate. Returns the position of the size that wins after the last one.
     fn record_window(&mut self, rate: f64) -> Option<usize> {
-        self.rates[self.position()] += rate;
+        let (low, high) = &mut self.rates[self.position()];
+        *low = if self.windows < SIZES.len() { rate } else { low.min(rate) };
+        *high = high.max(rate);
         self.windows += 1;
-        if self.windows < 2 * SIZES.len() {
+        if self.windows < SURVEY_WINDOWS {
             return None;
         }
-        let better = |best: usize, other: usize| {
-            if self.rates[other] > self.rates[best] { other } else { best }
-        };
-        let best = (0..SIZES.len()).fold(FIRST, better);
-        let wins = self.rates[best] >= SURVEY_GAIN * self.rates[FIRST];
-        Some(if wins { best } else { FIRST })
+        let wanted = SURVEY_GAIN * self.rates[FIRST].1;
+        let low = |position: &usize| self.rates[*position].0;
+        let far_better = (0..SIZES.len()).filter(|position| low(position) >= wanted);
+        Some(far_better.max_by(|one, other| low(one).total_cmp(&low(other))).unwrap_or(FIRST))
     }
 }
 
@@ -85,7 +91,7 @@ struct Window {
     since: Instant,
     turns: u32,
     requests: u64,
-    /// A turn had enough requests for the size to matter, or left a chain in its ring because of the size.
+    /// A turn found a deep queue.
     is_deep: bool,
 }
 
@@ -125,24 +131,30 @@ impl BatchSize {
         self.fixed.unwrap_or(SIZES[self.chosen])
     }
 
+    /// Returns whether only the rings show a deep queue: the size is so small that the storage never has enough
+    /// requests, and no turn of this window has left a chain in its ring.
+    #[inline]
+    pub(crate) fn wants_depth(&self) -> bool {
+        self.fixed.is_none() && !self.window.is_deep && self.size() < IN_FLIGHT_MIN
+    }
+
     /// Records that a turn left a chain in its ring because of the size.
     #[inline]
-    pub(crate) fn limits(&mut self) {
+    pub(crate) fn left_chain(&mut self) {
         self.window.is_deep = true;
     }
 
     /// Records the operations that a turn handed to the storage, the requests that it showed to drivers,
-    /// and those that the storage had between the two: none if it completes them at once.
+    /// and those that the storage had between the two. Without any, the size makes no difference.
     #[inline]
     pub(crate) fn turned(&mut self, submitted: usize, finished: u64, in_storage: usize) {
-        if submitted as u64 + finished == 0 || self.fixed.is_some() {
+        if in_storage == 0 || submitted as u64 + finished == 0 || self.fixed.is_some() {
             return;
         }
         let window = &mut self.window;
         window.turns += 1;
         window.requests += finished;
-        window.is_deep |=
-            in_storage >= IN_FLIGHT_MIN || submitted.max(finished as usize) > IN_FLIGHT_MIN;
+        window.is_deep |= in_storage >= IN_FLIGHT_MIN;
         if window.turns.is_multiple_of(TURNS_PER_CLOCK) {
             self.look(Instant::now());
         }
@@ -156,14 +168,18 @@ impl BatchSize {
             return;
         }
         let rate = self.window.requests as f64 / elapsed.as_secs_f64();
-        let says_something = elapsed < WINDOW_MAX && self.window.is_deep;
+        let is_deep = self.window.is_deep;
         self.window = Window::since(now);
-        if says_something {
-            self.measured(rate);
-        } else {
-            self.survey = self.survey.take().map(|_| Survey::default());
+        if elapsed >= WINDOW_MAX {
             self.trial.abandon();
+        } else if is_deep || self.has_begun() {
+            self.measured(rate);
         }
+    }
+
+    /// A survey or a trial is running.
+    fn has_begun(&self) -> bool {
+        self.survey.as_ref().map_or(self.trial.is_running(), |survey| survey.windows > 0)
     }
 
     /// Records the rate of a window.
@@ -205,6 +221,17 @@ impl BatchSize {
         self.window.turns
     }
 
+    /// Goes on with this size, as after a survey.
+    pub(crate) fn choose(&mut self, size: usize) {
+        self.survey = None;
+        self.chosen = SIZES.iter().position(|other| *other == size).expect("one of the sizes");
+    }
+
+    /// The present window has found a deep queue.
+    pub(crate) fn is_deep(&self) -> bool {
+        self.window.is_deep
+    }
+
     /// Finished requests of the present window.
     pub(crate) fn finished(&self) -> u64 {
         self.window.requests
@@ -226,49 +253,100 @@ mod tests {
         SIZES[batch_size.chosen]
     }
 
+    /// A thread whose survey kept the first size.
+    fn after_a_survey() -> BatchSize {
+        BatchSize { survey: None, ..BatchSize::new(None) }
+    }
+
     #[test]
     fn where_calls_are_dear_batches_grow() {
-        let mut batch_size = BatchSize::new(None);
+        let mut batch_size = after_a_survey();
         assert_eq!(settled(&mut batch_size, 2000, |size| size as f64), 32);
     }
 
     #[test]
     fn a_size_that_is_far_better_wins_in_the_survey() {
         let mut batch_size = BatchSize::new(None);
-        assert_eq!(settled(&mut batch_size, 10, |size| if size == 32 { 1.5 } else { 1.0 }), 32);
+        assert_eq!(
+            settled(&mut batch_size, SURVEY_WINDOWS as u32, |size| if size == 32 {
+                1.5
+            } else {
+                1.0
+            }),
+            32
+        );
         let mut batch_size = BatchSize::new(None);
-        assert_eq!(settled(&mut batch_size, 10, |size| if size == 1 { 1.5 } else { 1.0 }), 1);
+        assert_eq!(
+            settled(&mut batch_size, SURVEY_WINDOWS as u32, |size| if size == 1 {
+                1.5
+            } else {
+                1.0
+            }),
+            1
+        );
     }
 
     #[test]
     fn a_size_that_is_a_little_better_does_not_win_in_the_survey() {
         let mut batch_size = BatchSize::new(None);
-        assert_eq!(settled(&mut batch_size, 10, |size| if size == 32 { 1.15 } else { 1.0 }), 4);
+        assert_eq!(
+            settled(&mut batch_size, SURVEY_WINDOWS as u32, |size| if size == 32 {
+                1.1
+            } else {
+                1.0
+            }),
+            4
+        );
         assert!(batch_size.survey.is_none());
     }
 
     #[test]
     fn a_steady_change_of_the_load_wins_no_survey() {
         let mut batch_size = BatchSize::new(None);
-        for window in 0..10 {
-            batch_size.measured(1.0 + f64::from(window));
-        }
+        (0..SURVEY_WINDOWS).for_each(|window| batch_size.measured(1.0 + window as f64));
         assert_eq!(batch_size.chosen(), SIZES[FIRST]);
     }
 
     #[test]
-    fn a_survey_with_a_window_that_says_nothing_begins_anew() {
+    fn a_pause_in_a_window_of_the_first_size_wins_no_survey() {
+        for slow in [0, 9, 10] {
+            let mut batch_size = BatchSize::new(None);
+            (0..SURVEY_WINDOWS)
+                .for_each(|window| batch_size.measured(if window == slow { 0.2 } else { 1.0 }));
+            assert_eq!((batch_size.chosen(), batch_size.survey.is_none()), (SIZES[FIRST], true));
+        }
+    }
+
+    #[test]
+    fn chance_rarely_wins_a_survey() {
+        let mut random = fastrand::Rng::with_seed(9);
+        let mut changes = |noise: f64| {
+            let mut one = |_: &u32| {
+                let mut batch_size = BatchSize::new(None);
+                // The sum of four has the noise of a bell curve, more or less.
+                let mut noise = || (0..4).map(|_| random.f64() - 0.5).sum::<f64>() * 1.73 * noise;
+                (0..SURVEY_WINDOWS).for_each(|_| batch_size.measured(1.0 + noise()));
+                batch_size.chosen != FIRST
+            };
+            (0..2000).filter(|survey| one(survey)).count()
+        };
+        assert!(changes(0.15) < 60, "of 2000 on a disk whose rate varies");
+        assert!(changes(0.33) < 200, "of 2000 beside a busy client");
+    }
+
+    #[test]
+    fn an_idle_window_of_a_survey_is_repeated() {
         let mut batch_size = BatchSize::new(None);
-        (0..7).for_each(|_| batch_size.measured(1.0));
+        (0..4).for_each(|_| batch_size.measured(1.0));
         batch_size.window.requests = WINDOW_REQUESTS_MIN;
+        batch_size.window.is_deep = true;
         batch_size.look(batch_size.window.since + WINDOW_MAX);
-        assert_eq!(batch_size.size(), SIZES[FIRST]);
-        assert_eq!(settled(&mut batch_size, 10, |size| size as f64), 32);
+        assert_eq!(batch_size.survey.as_ref().map(|survey| survey.windows), Some(4));
     }
 
     #[test]
     fn where_the_device_waits_for_the_driver_batches_shrink() {
-        let mut batch_size = BatchSize::new(None);
+        let mut batch_size = after_a_survey();
         batch_size.chosen = SIZES.len() - 1;
         assert_eq!(settled(&mut batch_size, 4000, |size| 1.0 / size as f64), 1);
     }
@@ -330,47 +408,55 @@ mod tests {
         assert_eq!(batch_size.trial.pause(), BatchSize::new(None).trial.pause());
     }
 
-    #[test]
-    fn a_thread_that_hands_out_one_request_at_a_time_still_makes_trials() {
-        let mut batch_size = BatchSize::new(None);
-        batch_size.chosen = 0;
-        let mut now = Instant::now();
-        for _ in 0..2000 {
-            now += WINDOW;
-            batch_size.turned(1, 1, IN_FLIGHT_MIN);
-            batch_size.window.requests = WINDOW_REQUESTS_MIN * batch_size.size() as u64;
-            batch_size.look(now);
-        }
-        assert_eq!(batch_size.size(), 32);
-    }
-
-    /// Windows of turns that hand over and finish as many requests as the size, `depth` at most.
-    fn with_storage_that_completes_at_once(batch_size: &mut BatchSize, depth: usize, windows: u32) {
+    /// Windows of turns with as many requests as the size, `depth` at most, that the storage completes at once.
+    fn run_at_depth(batch_size: &mut BatchSize, depth: usize, windows: u32) {
         let mut now = Instant::now();
         for _ in 0..windows {
             now += WINDOW;
             let requests = batch_size.size().min(depth);
-            if requests < depth {
-                batch_size.limits();
+            if batch_size.wants_depth() && requests < depth {
+                batch_size.left_chain();
             }
-            batch_size.turned(requests, requests as u64, 0);
+            batch_size.turned(requests, requests as u64, requests);
             batch_size.window.requests = WINDOW_REQUESTS_MIN * requests as u64;
             batch_size.look(now);
         }
     }
 
     #[test]
-    fn a_thread_whose_storage_completes_at_once_makes_trials() {
+    fn a_deep_queue_of_storage_that_completes_at_once_gets_large_batches() {
         let mut batch_size = BatchSize::new(None);
-        with_storage_that_completes_at_once(&mut batch_size, 32, 20);
+        run_at_depth(&mut batch_size, 32, SURVEY_WINDOWS as u32);
+        assert_eq!(batch_size.chosen(), 32, "by the survey");
+        let mut batch_size = after_a_survey();
+        run_at_depth(&mut batch_size, 32, 2000);
+        assert_eq!(batch_size.chosen(), 32, "by trials, of which the first is of a smaller size");
+    }
+
+    #[test]
+    fn a_thread_that_hands_out_one_request_at_a_time_still_makes_trials() {
+        let mut batch_size = after_a_survey();
+        batch_size.chosen = 0;
+        run_at_depth(&mut batch_size, 32, 2000);
         assert_eq!(batch_size.chosen(), 32);
     }
 
     #[test]
-    fn a_thread_with_few_requests_keeps_the_first_size() {
-        let mut batch_size = BatchSize::new(None);
-        with_storage_that_completes_at_once(&mut batch_size, 4, 1000);
-        assert_eq!((batch_size.size(), batch_size.trial.is_running()), (SIZES[FIRST], false));
+    fn few_requests_begin_no_survey_and_no_trial() {
+        for mut batch_size in [BatchSize::new(None), after_a_survey()] {
+            run_at_depth(&mut batch_size, IN_FLIGHT_MIN - 1, 1000);
+            assert_eq!((batch_size.size(), batch_size.has_begun()), (SIZES[FIRST], false));
+        }
+    }
+
+    #[test]
+    fn a_trial_whose_load_becomes_shallow_ends() {
+        let mut batch_size = after_a_survey();
+        while !batch_size.trial.is_running() {
+            run_at_depth(&mut batch_size, 32, 1);
+        }
+        run_at_depth(&mut batch_size, 1, 300);
+        assert!(!batch_size.trial.is_running());
     }
 
     #[test]

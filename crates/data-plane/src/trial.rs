@@ -116,6 +116,12 @@ impl Trial {
         self.pause.begin();
     }
 
+    /// Returns whether a trial is running.
+    #[inline]
+    pub(crate) fn is_running(&self) -> bool {
+        self.windows.is_some()
+    }
+
     /// Forgets all trials. The next one follows after the shortest pause.
     pub(crate) fn begin_anew(&mut self) {
         self.end(true);
@@ -129,10 +135,6 @@ impl Trial {
 
 #[cfg(test)]
 impl Trial {
-    pub(crate) fn is_running(&self) -> bool {
-        self.windows.is_some()
-    }
-
     pub(crate) fn pause(&self) -> &Backoff {
         &self.pause
     }

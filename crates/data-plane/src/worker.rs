@@ -180,8 +180,8 @@ impl Worker {
                     break;
                 }
                 if uring.queued() >= full {
-                    if queue.has_work() {
-                        batch_sizes.limits();
+                    if batch_sizes.wants_depth() && queue.has_work() {
+                        batch_sizes.left_chain();
                     }
                     break; // the device starts on these while the thread takes more
                 }

@@ -234,6 +234,17 @@ fn a_batch_size_bounds_the_requests_that_a_turn_shows() {
 }
 
 #[test]
+fn a_chain_that_waits_because_of_a_small_size_shows_a_deep_queue() {
+    for (requests, is_deep) in [(1, false), (2, true)] {
+        let mut rig = Rig::new(None, 1);
+        rig.worker.batch_size.choose(1);
+        rig.add(requests);
+        rig.worker.turn();
+        assert_eq!(rig.worker.batch_size.is_deep(), is_deep, "{requests} requests");
+    }
+}
+
+#[test]
 fn a_poll_that_finds_work_is_counted_with_its_time() {
     let mut rig = Rig::polling(Duration::from_secs(3600), None, 1);
     rig.worker.polls.slept(Duration::ZERO); // a short sleep begins a trial
