@@ -65,14 +65,16 @@ impl std::error::Error for EmulatorFault {}
 ///
 /// # Errors
 /// As `run`.
-pub fn again_if_lost<T>(name: &str, mut run: impl FnMut() -> Result<T>) -> Result<T> {
+pub fn again_if_lost<T>(name: &str, run: impl FnMut() -> Result<T>) -> Result<T> {
+    again(run, |fault| println!("{BOOTED_AGAIN}{name}: {fault}"))
+}
+
+fn again<T>(mut run: impl FnMut() -> Result<T>, tell: impl Fn(&EmulatorFault)) -> Result<T> {
     for _ in 0..RETRIES {
-        match run() {
-            Err(error) if error.is::<EmulatorFault>() => {
-                let fault = error.downcast_ref().map_or("", |EmulatorFault(why)| why);
-                println!("{BOOTED_AGAIN}{name}: {fault}");
-            }
-            ended => return ended,
+        let ended = run();
+        match ended.as_ref().err().and_then(|error| error.downcast_ref()) {
+            Some(fault) => tell(fault),
+            None => return ended,
         }
     }
     run()
@@ -173,6 +175,8 @@ pub(crate) fn human(monitor: &mut Qmp<UnixStream>, command: &str) -> Result<Stri
 
 #[cfg(test)]
 mod tests {
+    use std::cell::RefCell;
+
     use anyhow::{Context, bail};
 
     use super::*;
@@ -219,25 +223,30 @@ mod tests {
 
     #[test]
     fn a_lost_machine_is_begun_anew_some_times_and_any_other_failure_ends_the_run() {
-        let fault = || anyhow::Error::new(EmulatorFault("evidence".to_owned()));
+        let told = RefCell::new(Vec::new());
+        // Not by again_if_lost(), which would print the evidence as this test's own.
+        let tell = |fault: &EmulatorFault| told.borrow_mut().push(fault.to_string());
+        let fault = || anyhow::Error::new(EmulatorFault::new("evidence"));
         let mut runs = 0;
-        let lost_once = again_if_lost("a run", || {
+        let lost_once = || {
             runs += 1;
             if runs == 1 { Err(fault()).context("while it began") } else { Ok(runs) }
-        });
-        assert_eq!(lost_once.unwrap(), 2);
+        };
+        assert_eq!(again(lost_once, tell).unwrap(), 2);
+        assert_eq!(told.take(), ["evidence"]);
         let mut runs = 0;
-        let lost = again_if_lost("a run", || {
+        let lost = || {
             runs += 1;
             Err::<(), _>(fault())
-        });
-        assert!(lost.unwrap_err().is::<EmulatorFault>());
-        assert_eq!(runs, RETRIES + 1);
+        };
+        assert!(again(lost, tell).unwrap_err().is::<EmulatorFault>());
+        assert_eq!((runs, told.take().len()), (RETRIES + 1, RETRIES as usize));
         let mut runs = 0;
-        let failed = again_if_lost::<()>("a run", || {
+        let failed = || {
             runs += 1;
             bail!("wrong data")
-        });
-        assert_eq!((failed.unwrap_err().to_string().as_str(), runs), ("wrong data", 1));
+        };
+        assert_eq!(again::<()>(failed, tell).unwrap_err().to_string(), "wrong data");
+        assert_eq!((runs, told.take().len()), (1, 0));
     }
 }
