@@ -22,6 +22,9 @@ use std::time::Instant;
 const SIZES: [usize; 5] = [1, 4, 8, 16, 32];
 /// Position of the first size of a thread.
 const FIRST: usize = 1;
+/// Positions of the sizes in the order of the survey, and its windows.
+const SURVEY_ORDER: [usize; SIZES.len()] = [FIRST, 2, 3, 4, 0];
+const SURVEY_WINDOWS: usize = 3 * SIZES.len();
 /// The rate that all windows of a size need in the survey to win, over the best window of the first size.
 const SURVEY_GAIN: f64 = 1.15;
 /// Requests in the storage that make a queue a deep one.
@@ -46,34 +49,33 @@ pub(crate) struct BatchSize {
     window: Window,
 }
 
-/// Positions of the sizes in the order of the survey.
-const SURVEY: [usize; SIZES.len()] = [FIRST, 2, 3, 4, 0];
-const SURVEY_WINDOWS: usize = 3 * SIZES.len();
-
 /// One window of each size, one of each in the reverse order, and one of each in the first order, so that a steady
 /// change of the load makes no size win.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Survey {
     windows: usize,
-    /// The lower and the higher rate of each size.
+    /// The lowest and the highest rate of each size.
     rates: [(f64, f64); SIZES.len()],
 }
 
 impl Survey {
+    fn new() -> Self {
+        Survey { windows: 0, rates: [(f64::INFINITY, 0.0); SIZES.len()] }
+    }
+
     /// Position of the size of the present window.
     fn position(&self) -> usize {
         let at = self.windows % SIZES.len();
         match self.windows / SIZES.len() {
-            1 => SURVEY[SIZES.len() - 1 - at],
-            _ => SURVEY[at],
+            1 => SURVEY_ORDER[SIZES.len() - 1 - at],
+            _ => SURVEY_ORDER[at],
         }
     }
 
     /// Counts a window with its rate. Returns the position of the size that wins after the last one.
     fn record_window(&mut self, rate: f64) -> Option<usize> {
         let (low, high) = &mut self.rates[self.position()];
-        *low = if self.windows < SIZES.len() { rate } else { low.min(rate) };
-        *high = high.max(rate);
+        (*low, *high) = (low.min(rate), high.max(rate));
         self.windows += 1;
         if self.windows < SURVEY_WINDOWS {
             return None;
@@ -109,7 +111,7 @@ impl BatchSize {
             chosen: FIRST,
             candidate: FIRST,
             smaller_next: true,
-            survey: Some(Survey::default()),
+            survey: Some(Survey::new()),
             trial: Trial::new(Proof::Sure),
             window: Window::since(Instant::now()),
         }
@@ -264,40 +266,23 @@ mod tests {
         assert_eq!(settled(&mut batch_size, 2000, |size| size as f64), 32);
     }
 
+    /// The size chosen by a survey in which one size has this rate, and the others 1.
+    fn surveyed(better: usize, rate: f64) -> usize {
+        let mut batch_size = BatchSize::new(None);
+        let rate = |size| if size == better { rate } else { 1.0 };
+        let chosen = settled(&mut batch_size, SURVEY_WINDOWS as u32, rate);
+        assert!(batch_size.survey.is_none());
+        chosen
+    }
+
     #[test]
     fn a_size_that_is_far_better_wins_in_the_survey() {
-        let mut batch_size = BatchSize::new(None);
-        assert_eq!(
-            settled(&mut batch_size, SURVEY_WINDOWS as u32, |size| if size == 32 {
-                1.5
-            } else {
-                1.0
-            }),
-            32
-        );
-        let mut batch_size = BatchSize::new(None);
-        assert_eq!(
-            settled(&mut batch_size, SURVEY_WINDOWS as u32, |size| if size == 1 {
-                1.5
-            } else {
-                1.0
-            }),
-            1
-        );
+        assert_eq!([32, 1].map(|size| surveyed(size, 1.5)), [32, 1]);
     }
 
     #[test]
     fn a_size_that_is_a_little_better_does_not_win_in_the_survey() {
-        let mut batch_size = BatchSize::new(None);
-        assert_eq!(
-            settled(&mut batch_size, SURVEY_WINDOWS as u32, |size| if size == 32 {
-                1.1
-            } else {
-                1.0
-            }),
-            4
-        );
-        assert!(batch_size.survey.is_none());
+        assert_eq!(surveyed(32, 1.1), 4);
     }
 
     #[test]
