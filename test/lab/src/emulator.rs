@@ -26,7 +26,9 @@ use serde_json::json;
 /// which the timer is never programmed again. A periodic one is followed by the next.
 pub(crate) const PERIODIC_TIMERS: &str = " highres=off nohz=off";
 
-/// Maximum number of machines that may be lost: in turn on one place of a lab run, or by a test.
+/// Maximum number of machines that may be lost: of each VM in a set of cases, of each test, and of
+/// each step of `make run`. It includes those whose helper is late, and those that end before any
+/// code of this project runs.
 pub(crate) const RETRIES: u32 = 3;
 
 /// Readings in a row that find an interrupt in service on a halted CPU, before it counts as lost.

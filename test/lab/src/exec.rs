@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use crate::emulator;
 use crate::vm::boot::{Vm, VmBase, VmShape};
 use crate::vm::payload::Payload;
 use crate::vm::stall::Cpus;
@@ -58,17 +57,13 @@ fn follow(vm: &mut Vm, timeout: Duration) -> Result<()> {
         let ended = vm.has_ended()?;
         pass_on(&mut output, &mut io::stdout())?;
         pass_on(&mut errors, &mut io::stderr())?;
-        let report = vm.report();
-        // The command has ended, whatever becomes of the machine.
-        let has_verdict = ["exit", "fail"].iter().any(|word| report.value(word).is_some());
-        if ended {
-            let fault = emulator::assertion(&vm.qemu_log()).filter(|_| !has_verdict);
-            return fault.map_or(Ok(()), |fault| Err(fault.into()));
-        }
-        match vm.look_at_cpus() {
-            Cpus::Lost(fault) if !has_verdict => return Err(fault.into()),
+        match vm.look_at_cpus()? {
+            Cpus::Lost(fault) if !vm.report().has_verdict() => return Err(fault.into()),
             Cpus::Woken => eprintln!("lab: the VM stood still; its CPUs were woken by an NMI"),
             Cpus::Lost(_) | Cpus::Fine => {}
+        }
+        if ended {
+            return Ok(());
         }
         interrupt::check()?;
         if Instant::now() >= deadline {

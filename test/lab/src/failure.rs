@@ -137,6 +137,13 @@ mod tests {
     }
 
     #[test]
+    fn a_stall_may_be_a_result_of_a_lost_interrupt_and_an_oops_is_none() {
+        let complains = |console| Remains::new("", console).has_complaint_beside_stalls();
+        assert!(!complains("[ 23.0] rcu: INFO: rcu_preempt detected stalls on CPUs/tasks:\r\n"));
+        assert!(complains(OOPS));
+    }
+
+    #[test]
     fn an_oops_is_the_reason_and_is_shown_from_its_first_line_on() {
         let reason = why("", OOPS, "stage measure\n", 0).unwrap();
         assert!(reason.contains("kernel failed: [   47.5] Oops: int3"), "{reason}");

@@ -105,6 +105,11 @@ impl GuestReport {
         self.values(word).last()
     }
 
+    /// The job has ended or failed, whatever becomes of its machine.
+    pub(crate) fn has_verdict(&self) -> bool {
+        ["fail", "exit"].iter().any(|word| self.value(word).is_some())
+    }
+
     /// The stage that the job is in, or was in at its end.
     pub fn stage(&self) -> &str {
         self.value("stage").unwrap_or("boot")
@@ -233,9 +238,8 @@ impl Guest {
     /// The same error; the context of an [`emulator::EmulatorFault`] if there is evidence for one,
     /// and neither the job nor the kernel has reported a failure.
     pub fn blame(&self, error: Error) -> Error {
-        let (report, remains) = (self.report(), self.remains());
-        let has_verdict = ["fail", "exit"].iter().any(|word| report.value(word).is_some());
-        if has_verdict || remains.has_complaint_beside_stalls() {
+        let remains = self.remains();
+        if self.report().has_verdict() || remains.has_complaint_beside_stalls() {
             return error;
         }
         let lost = || self.control.as_deref().and_then(emulator::lost_interrupt);

@@ -179,15 +179,15 @@ fn a_measurement_that_fails_leaves_the_data_verified_and_has_its_own_exit_code()
     });
 }
 
-/// Boots in a QEMU that says these words and dies.
-fn boot_in_dying_qemu(words: &str) -> Error {
+/// Boots in a QEMU that runs `before` with its arguments, says these words and dies.
+fn boot_in_dying_qemu(before: &str, words: &str) -> Error {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("qemu");
     program(
         &path,
         &format!(
             "#!/bin/sh\n[ \"$1\" != --version ] || {{ echo 'QEMU emulator version 10.0.0'; exit 0; }}\n\
-             echo '{words}' >&2\nkill -ABRT $$\n"
+             {before}\necho '{words}' >&2\nkill -ABRT $$\n"
         ),
     );
     let base = GuestBase { qemu: Qemu::at(&path).unwrap(), ..LAB.base.clone() };
@@ -198,18 +198,35 @@ fn boot_in_dying_qemu(words: &str) -> Error {
 
 #[test]
 fn a_qemu_that_dies_at_once_is_quoted() {
-    let error = boot_in_dying_qemu("error: failed to set MSR 0x10a to 0x0");
+    let error = boot_in_dying_qemu("", "error: failed to set MSR 0x10a to 0x0");
     assert!(!error.is::<EmulatorFault>(), "{error}");
     let error = error.to_string();
     let first = error.lines().next().unwrap();
     assert!(first.contains("MSR 0x10a") && first.contains("SIGABRT"), "{error}");
 }
 
+const ASSERTION: &str = "physmem.c:1: iotlb_to_section: Assertion `a < b\" failed.";
+
 #[test]
 fn an_assertion_of_the_emulation_is_its_fault_and_not_the_guests() {
-    let error = boot_in_dying_qemu("physmem.c:1: iotlb_to_section: Assertion `a < b\" failed.");
+    let error = boot_in_dying_qemu("", ASSERTION);
     assert!(error.is::<EmulatorFault>(), "{error:#}");
     assert!(error.to_string().contains("SIGABRT"), "{error:#}");
+}
+
+#[test]
+fn a_failure_before_an_assertion_of_the_emulation_counts() {
+    for (argument, line) in [
+        ("file,id=results,path=*) file=${argument##*path=}", "fail wrong data"),
+        ("file:*) file=${argument#file:}", "[ 47.5] Oops: int3: 0000 [#1]"),
+    ] {
+        let before = format!(
+            "for argument; do case $argument in {argument}; echo '{line}' >>$file;; esac; done"
+        );
+        let error = boot_in_dying_qemu(&before, ASSERTION);
+        assert!(!error.is::<EmulatorFault>(), "{error:#}");
+        assert!(error.to_string().contains(line.trim_start_matches("fail ")), "{error:#}");
+    }
 }
 
 #[test]

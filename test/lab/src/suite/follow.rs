@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use kit::outcome;
 
-use crate::emulator::{self, EmulatorFault};
 use crate::exec::tail_of;
 use crate::guest::GuestReport;
 use crate::suite::case::Case;
@@ -82,10 +81,7 @@ impl Followed {
         loop {
             interrupt::check()?;
             let vm_ended = self.vm.has_ended()?;
-            let lost = match vm_ended {
-                true => emulator::assertion(&self.vm.qemu_log()),
-                false => self.look_at_cpus(),
-            };
+            let lost = self.look_at_cpus()?;
             let report = self.vm.report();
             // After the report, so that an ended case has been shown to its end.
             if let Some(live) = &mut self.live {
@@ -101,8 +97,8 @@ impl Followed {
             // A verdict that was there before the machine was lost counts.
             let lost = lost.filter(|_| report.value("fail").is_none());
             let is_lost = lost.is_some();
-            let why = if let Some(fault) = lost {
-                Some(fault.to_string())
+            let why = if is_lost {
+                lost
             } else if vm_ended {
                 Some(report.value("fail").unwrap_or("the VM ended during the case").to_owned())
             } else if took > timeout + GRACE {
@@ -137,16 +133,16 @@ impl Followed {
     }
 
     /// Keeps emulated CPUs going; returns the evidence if the emulator has lost the machine.
-    fn look_at_cpus(&mut self) -> Option<EmulatorFault> {
-        match self.vm.look_at_cpus() {
-            Cpus::Lost(fault) => return Some(fault),
+    fn look_at_cpus(&mut self) -> Result<Option<String>> {
+        match self.vm.look_at_cpus()? {
+            Cpus::Lost(fault) => return Ok(Some(fault.to_string())),
             Cpus::Woken => {
                 let kernel = self.kernel.as_str();
                 println!("{kernel}: the VM stood still; its CPUs were woken by an NMI");
             }
             Cpus::Fine => {}
         }
-        None
+        Ok(None)
     }
 
     /// Judges a case that ended with `code`, with its part of the kernel's log.

@@ -334,6 +334,19 @@ mod tests {
     }
 
     #[test]
+    fn findings_beside_stalls_are_seen_and_remain_unread() {
+        let mut reader = LogReader::default();
+        let stalled = "rcu: INFO: rcu_preempt detected stalls on CPUs/tasks:\n";
+        assert!(!reader.has_findings_beside_stalls(stalled, vec![]));
+        assert!(!reader.has_findings_beside_stalls(
+            "WARNING: one\n",
+            expected_in(&format!("{EXPECT_LOG}WARNING: one"))
+        ));
+        assert!(reader.has_findings_beside_stalls(TWO, vec![]));
+        assert_eq!(reader.case(TWO, "a", &marks("a"), vec![]).unwrap().len(), 2);
+    }
+
+    #[test]
     fn a_lost_mark_is_an_error() {
         for lost in ["case a begins\n", "case a ends\n"] {
             let log = TWO.replace(lost, "");

@@ -11,7 +11,7 @@ use tempfile::TempDir;
 
 use crate::accel::Accel;
 use crate::cache::Cache;
-use crate::emulator::PERIODIC_TIMERS;
+use crate::emulator::{self, PERIODIC_TIMERS};
 use crate::guest::{GuestReport, escaped};
 use crate::qemu::Qemu;
 use crate::run::Lab;
@@ -139,9 +139,13 @@ impl Vm {
         Ok(self.qemu.try_wait()?.is_some())
     }
 
-    /// Looks at emulated CPUs, and wakes them if they have stood still for long.
-    pub(crate) fn look_at_cpus(&mut self) -> Cpus {
-        self.stall.as_mut().map_or(Cpus::Fine, StallWatch::look)
+    /// Looks at emulated CPUs, and wakes them if they have stood still for long. A machine that the
+    /// emulator has ended by an assertion is lost.
+    pub(crate) fn look_at_cpus(&mut self) -> Result<Cpus> {
+        if self.has_ended()? {
+            return Ok(emulator::assertion(&self.qemu_log()).map_or(Cpus::Fine, Cpus::Lost));
+        }
+        Ok(self.stall.as_mut().map_or(Cpus::Fine, StallWatch::look))
     }
 
     /// Adds the state of an emulated machine to QEMU's output, if it still runs.

@@ -48,7 +48,7 @@ pub(crate) enum Cpus {
     Fine,
     /// They have stood still for long, and were woken.
     Woken,
-    /// The emulator has lost the end of an interrupt.
+    /// The emulator has lost the machine.
     Lost(EmulatorFault),
 }
 
