@@ -7,7 +7,7 @@
  * device. Only a trial shows which (trial.c): windows of time with and without coalescing take turns,
  * and their rates decide; if these are close, the number of calls does.
  *
- * A queue whose calls answer one request each has a driver that waits: it has no trial.
+ * A driver that waits for each request has no trial: its queue is never deeper than one request.
  *
  * The trials of the size of batches (batch_size.c) use the same windows.
  */
@@ -30,8 +30,19 @@
 #define VHOST_BLK_WINDOW_NS	(4 * NSEC_PER_MSEC)
 #define VHOST_BLK_WINDOW_REQUESTS	64
 #define VHOST_BLK_WINDOW_NS_MAX	(100 * NSEC_PER_MSEC)
-/* Queues with fewer requests in flight make no trial of batch sizes, which hardly differ. */
-#define VHOST_BLK_TRIAL_INFLIGHT	4u
+/* Depth below which a queue makes no trial of batch sizes, which hardly differ. */
+#define VHOST_BLK_TRIAL_DEPTH	4u
+
+/*
+ * The requests that the driver waits for: in flight, or in the ring when the queue last read its index.
+ * Those in flight alone are no more than the size of a batch, if the disk completes requests at once.
+ */
+static unsigned int vhost_blk_depth(const struct vhost_blk_queue *q)
+{
+	u16 waiting = q->vq.avail_idx - q->vq.last_avail_idx;
+
+	return vhost_blk_inflight(q) + waiting;
+}
 
 /* True if calls of the present window are held, where trials decide. */
 static bool vhost_blk_window_holds(const struct vhost_blk_coalesce *c)
@@ -117,7 +128,7 @@ static void vhost_blk_coalesce_window(struct vhost_blk_queue *q,
 
 	if (!(READ_ONCE(q->blk->opt.flags) & VHOST_BLK_OPT_COALESCE_AUTO))
 		vhost_blk_trial_abandon(&c->trial);
-	else if (c->largest <= 1 || (idle && c->was_idle))
+	else if (c->deepest <= 1 || (idle && c->was_idle))
 		vhost_blk_begin_anew(c);
 	else if (idle)
 		/* One such window is a gap between two loads, which may be alike. */
@@ -131,7 +142,7 @@ static void vhost_blk_size_window(struct vhost_blk_queue *q, const struct vhost_
 				  bool idle)
 {
 	if (idle || q->crowded || READ_ONCE(q->blk->opt.batch) ||
-	    q->coalesce.deepest < VHOST_BLK_TRIAL_INFLIGHT)
+	    q->coalesce.deepest < VHOST_BLK_TRIAL_DEPTH)
 		vhost_blk_trial_abandon(&q->batch_size.trial);
 	else
 		q->stats.batch_trials += vhost_blk_batch_size_window(&q->batch_size, window);
@@ -157,7 +168,6 @@ static void vhost_blk_look_at_window(struct vhost_blk_queue *q)
 		vhost_blk_size_window(q, &window, idle);
 	c->was_idle = idle;
 	c->window = (struct vhost_blk_tally) { .ns = q->now_ns };
-	c->largest = 0;
 	c->deepest = 0;
 }
 
@@ -184,7 +194,7 @@ void vhost_blk_call_or_hold(struct vhost_blk_queue *q, unsigned int n)
 	struct vhost_blk_coalesce *c = &q->coalesce;
 
 	c->window.requests += n;
-	c->deepest = max(c->deepest, vhost_blk_inflight(q));
+	c->deepest = max(c->deepest, vhost_blk_depth(q));
 	if (!c->held)
 		c->held_since = q->now_ns;
 	else
@@ -205,7 +215,6 @@ void vhost_blk_send_held_call(struct vhost_blk_queue *q)
 	if (!c->held)
 		return;
 	vhost_blk_notify(q, c->held);
-	c->largest = max(c->largest, c->held);
 	c->held = 0;
 	c->window.calls++;
 	vhost_blk_look_at_window(q);

@@ -13,8 +13,7 @@
  * @tally: tallies of the trial, of the present choice and of the other one
  * @was_idle: the last window took too long
  * @window: tally of the present window; its time is that of its start
- * @largest: most requests that one call of the window answered
- * @deepest: most requests in flight at a publication of the window
+ * @deepest: greatest depth at a publication of the window: see vhost_blk_depth()
  */
 struct vhost_blk_coalesce {
 	unsigned int held;
@@ -24,7 +23,6 @@ struct vhost_blk_coalesce {
 	struct vhost_blk_tally tally[2];
 	bool was_idle;
 	struct vhost_blk_tally window;
-	unsigned int largest;
 	unsigned int deepest;
 };
 

@@ -7,7 +7,7 @@
 //! their rates decide; if these are close, the number of calls does. The kernel module decides in
 //! the same way (`kernel/vhost_blk/coalesce.c`).
 //!
-//! A queue whose calls answer one request each has a driver that waits: it has no trial.
+//! A driver that waits for each request has no trial: its queue is never deeper than one request.
 
 use crate::latency::Nanos;
 use crate::plane::Coalesce;
@@ -63,8 +63,8 @@ struct Window {
     since: Nanos,
     requests: u64,
     calls: u64,
-    /// The most requests that one call answered.
-    largest: u64,
+    /// The most requests that were in flight just before a publication.
+    deepest: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -103,10 +103,11 @@ impl Coalescer {
         }
     }
 
-    /// Counts requests that the driver can see now.
+    /// Counts requests that the driver can see now, while so many others are `in_flight`.
     #[inline]
-    pub(crate) fn published(&mut self, requests: u64) {
+    pub(crate) fn published(&mut self, requests: u64, in_flight: u32) {
         self.uncalled += requests;
+        self.window.deepest = self.window.deepest.max(requests + u64::from(in_flight));
     }
 
     /// Returns whether a call is held.
@@ -144,7 +145,6 @@ impl Coalescer {
         let window = &mut self.window;
         window.calls += 1;
         window.requests += requests;
-        window.largest = window.largest.max(requests);
         self.look_at_window(now);
     }
 
@@ -177,7 +177,7 @@ impl Coalescer {
             std::mem::replace(&mut self.window, Window { since: now, ..Window::default() });
         let idle = nanos >= WINDOW_MAX;
         let was_idle = std::mem::replace(&mut self.was_idle, idle);
-        if window.largest <= 1 || idle && was_idle {
+        if window.deepest <= 1 || idle && was_idle {
             self.begin_anew();
         } else if idle {
             // One such window is a gap between two loads, which may be alike.
@@ -228,11 +228,13 @@ mod tests {
         calls: Coalescer,
         now: Nanos,
         progress: u64,
+        /// Requests that stay in flight beside each batch.
+        in_flight: u32,
     }
 
     impl Load {
         fn new(mode: Coalesce) -> Self {
-            Load { calls: Coalescer::new(mode, POLL_MAX), now: 1, progress: 0 }
+            Load { calls: Coalescer::new(mode, POLL_MAX), now: 1, progress: 0, in_flight: 0 }
         }
 
         /// Publishes batches for `nanos`. `time` has the nanoseconds of a batch whose call is held
@@ -240,7 +242,7 @@ mod tests {
         fn run(&mut self, nanos: Nanos, batch: u64, time: impl Fn(bool) -> Nanos) -> (u64, u64) {
             let (end, mut calls, mut batches) = (self.now + nanos, 0, 0);
             while self.now < end {
-                self.calls.published(batch);
+                self.calls.published(batch, self.in_flight);
                 self.progress += 2 * batch;
                 let due = self.calls.hold_unless_due(true, self.progress, self.now);
                 if due {
@@ -258,7 +260,7 @@ mod tests {
         fn run_asleep(&mut self, nanos: Nanos, time: Nanos) -> u64 {
             let (end, mut held) = (self.now + nanos, 0);
             while self.now < end {
-                self.calls.published(1);
+                self.calls.published(1, 0);
                 self.progress += 2;
                 if !self.calls.hold_unless_due(true, self.progress, self.now) {
                     held += 1;
@@ -311,6 +313,15 @@ mod tests {
         load.run(20 * SECOND, 2, |_| 10 * MICROSECOND);
         let (calls, batches) = load.run(10 * SECOND, 2, |_| 10 * MICROSECOND);
         assert!(calls * 6 < batches, "{calls} calls for {batches} batches of 2");
+    }
+
+    #[test]
+    fn requests_of_a_deep_queue_that_end_one_at_a_time_share_calls() {
+        let mut load = Load::new(Coalesce::Auto);
+        load.in_flight = 31;
+        load.run(SECOND, 1, |_| 10 * MICROSECOND);
+        let (calls, requests) = load.run(SECOND / 10, 1, |_| 10 * MICROSECOND);
+        assert!(calls * 6 < requests, "{calls} calls for {requests} requests");
     }
 
     #[test]
@@ -378,7 +389,7 @@ mod tests {
     fn a_call_is_held_while_there_is_progress_and_never_longer_than_its_bounds() {
         let mut calls = Coalescer::new(Coalesce::On, POLL_MAX);
         let mut due = |at, asked, progress, requests| {
-            calls.published(requests);
+            calls.published(requests, 0);
             let due = calls.hold_unless_due(asked, progress, at);
             if due {
                 calls.called(at);
@@ -406,7 +417,7 @@ mod tests {
     fn without_coalescing_or_polling_no_call_is_held() {
         for (mode, poll_max) in [(Coalesce::Off, POLL_MAX), (Coalesce::On, Duration::ZERO)] {
             let mut calls = Coalescer::new(mode, poll_max);
-            calls.published(1);
+            calls.published(1, 0);
             assert!(calls.hold_unless_due(true, 1, 0));
             assert!(!calls.is_holding());
         }
@@ -415,7 +426,7 @@ mod tests {
     #[test]
     fn no_call_is_held_for_longer_than_the_thread_may_poll() {
         let mut calls = Coalescer::new(Coalesce::On, Duration::from_micros(5));
-        calls.published(1);
+        calls.published(1, 0);
         assert!(!calls.hold_unless_due(true, 1, 0));
         assert!(!calls.hold_unless_due(false, 1, 5 * MICROSECOND - 1));
         assert!(calls.hold_unless_due(false, 1, 5 * MICROSECOND));

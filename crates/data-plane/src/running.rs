@@ -409,7 +409,7 @@ impl RunningQueue {
         if finished > 0 && !has_counted {
             clock.forget(); // such turns may follow each other without a sleep
         }
-        self.calls.published(finished);
+        self.calls.published(finished, self.requests.in_flight());
         if let Some(region) = &mut self.region {
             region.publishing(self.virtqueue.used_index());
         }
