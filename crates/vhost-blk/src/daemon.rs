@@ -5,7 +5,7 @@ use crate::disk::LockWait;
 use crate::disks::{Disks, Mode, NewDisk, Opened, Origin, check_files};
 use crate::failure::Failure;
 use crate::options::{DaemonArgs, ProcessArgs, ServeArgs};
-use crate::signals::{self, Acts, Blocked, Gate};
+use crate::signals::{self, Acts, Blocked, Gate, Remaining};
 use crate::socket::{self, Source};
 use crate::socket_file::{self, SocketFile};
 use crate::upgrade::{self, Taken, TakenSocket, Upgrader};
@@ -149,8 +149,7 @@ fn run(
         if !disks.wait_at_most(Duration::ZERO) {
             tracing::error!(%failure, "the start has failed: ending its disks");
         }
-        if !disks.wait_at_most(signals::DRAIN_MAX) {
-            signals::wait_for_closing(|| disks.are_closing());
+        if signals::wait_for_end(|| disks.remaining()) != Remaining::Nothing {
             disks.remove_socket_files();
             disks.remove_parts();
         }
@@ -268,7 +267,7 @@ fn handle_signals(
     signals: Blocked,
     files: &SocketFiles,
 ) -> Result<Gate, Failure> {
-    let (stopping, closing) = (Arc::clone(disks), Arc::clone(disks));
+    let (stopping, looked_at) = (Arc::clone(disks), Arc::clone(disks));
     let (last, files) = (Arc::clone(disks), Arc::clone(files));
     let reload: Option<Box<dyn FnMut() + Send>> = match &disks.mode {
         Mode::One => None,
@@ -280,7 +279,7 @@ fn handle_signals(
     let acts = Acts {
         stop: Box::new(move |reason| stopping.stop_for(reason)),
         reload,
-        are_closing: Box::new(move || closing.are_closing()),
+        remaining: Box::new(move || looked_at.remaining()),
         last: Box::new(move || {
             last.end_streams(false);
             last.remove_socket_files();

@@ -16,11 +16,11 @@ use std::time::{Duration, Instant};
 /// completion of that I/O.
 pub(crate) const DRAIN_MAX: Duration = Duration::from_millis(900);
 
-/// Maximum time that disks without requests in flight have after that, for their bitmaps and tables. The packaged units
-/// kill the daemon after 5 s.
+/// Maximum time that disks without requests in flight have after that, for the end of their copies, and for their
+/// bitmaps and tables. The packaged units kill the daemon after 5 s.
 const CLOSE_MAX: Duration = Duration::from_secs(3);
 /// Interval of the looks at them.
-const CLOSE_LOOK: Duration = Duration::from_millis(10);
+const END_LOOK: Duration = Duration::from_millis(10);
 
 /// The signals, which wait for [`install`].
 #[derive(Debug)]
@@ -33,10 +33,21 @@ pub struct Acts {
     /// Reads the configuration again; must not block. Without it SIGHUP requests the stop, as a terminal that has
     /// gone does.
     pub reload: Option<Box<dyn FnMut() + Send>>,
-    /// Returns whether a drained disk still writes what the next program needs.
-    pub are_closing: Box<dyn Fn() -> bool + Send>,
+    /// Looks at the disks after the request to stop.
+    pub remaining: Box<dyn Fn() -> Remaining + Send>,
     /// Runs before an exit without a drain.
     pub last: Box<dyn FnOnce() + Send>,
+}
+
+/// Work that is left to disks that were asked to stop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Remaining {
+    /// No disk is left.
+    Nothing,
+    /// Disks have requests in flight.
+    Requests,
+    /// A disk without requests in flight ends its copy, or writes what the next program needs.
+    Closing,
 }
 
 /// Lets another thread act only while no stop was requested.
@@ -102,17 +113,27 @@ fn reason(signal: &Taken) -> StopReason {
     }
 }
 
-/// Waits for disks without requests in flight that write what the next program needs, for [`CLOSE_MAX`] at most.
-pub(crate) fn wait_for_closing(are_closing: impl Fn() -> bool) {
-    let deadline = Instant::now() + CLOSE_MAX;
-    while are_closing() && Instant::now() < deadline {
-        std::thread::sleep(CLOSE_LOOK);
+/// Waits for the end of all disks that were asked to stop, within [`DRAIN_MAX`] and [`CLOSE_MAX`]. Returns the state of
+/// the last look.
+pub(crate) fn wait_for_end(remaining: impl Fn() -> Remaining) -> Remaining {
+    let begun = Instant::now();
+    loop {
+        let now = remaining();
+        let limit = match now {
+            Remaining::Nothing => return now,
+            Remaining::Requests => DRAIN_MAX,
+            Remaining::Closing => DRAIN_MAX + CLOSE_MAX,
+        };
+        if begun.elapsed() >= limit {
+            return now;
+        }
+        std::thread::sleep(END_LOOK);
     }
 }
 
 /// Acts at each signal; after a request to stop, leaves without a drain at the latest at its limit.
 fn watch(signals: &StopSignals, acts: Acts, gate: &Gate) -> io::Result<()> {
-    let Acts { stop, mut reload, are_closing, last } = acts;
+    let Acts { stop, mut reload, remaining, last } = acts;
     let signal = loop {
         signals.wait()?;
         // Under the lock, for `Gate::pass`.
@@ -128,9 +149,16 @@ fn watch(signals: &StopSignals, acts: Acts, gate: &Gate) -> io::Result<()> {
     };
     stop(reason(&signal));
     tracing::info!(signal = signal.number, "asked to stop");
-    std::thread::sleep(DRAIN_MAX);
-    wait_for_closing(are_closing);
-    tracing::warn!("leaving with I/O in flight: the storage did not complete it in time");
+    match wait_for_end(remaining) {
+        // The main thread ends the process, unless it is stuck.
+        Remaining::Nothing => std::thread::sleep(DRAIN_MAX),
+        Remaining::Requests => {
+            tracing::warn!("leaving with I/O in flight: the storage did not complete it in time");
+        }
+        Remaining::Closing => tracing::warn!(
+            "leaving without the bitmaps of a disk, or with a qcow2 image marked as in use: a storage did not answer in time"
+        ),
+    }
     last();
     log::flush();
     std::process::exit(0);

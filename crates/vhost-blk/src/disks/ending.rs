@@ -4,6 +4,7 @@
 
 use super::Disks;
 use crate::clock;
+use crate::signals::Remaining;
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
@@ -49,9 +50,14 @@ impl Disks {
         self.stop();
     }
 
-    /// Returns whether a disk without requests in flight writes what the next program needs.
-    pub fn are_closing(&self) -> bool {
-        self.lock().closing > 0
+    /// Returns the work that is left after the request to stop.
+    pub fn remaining(&self) -> Remaining {
+        let state = self.lock();
+        match () {
+            () if state.closing > 0 => Remaining::Closing,
+            () if self.is_done(&state) => Remaining::Nothing,
+            () => Remaining::Requests,
+        }
     }
 
     /// Ends the streams of all clients with the event `stopped`, and waits a moment until they have it.

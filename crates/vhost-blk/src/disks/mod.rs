@@ -186,7 +186,8 @@ struct State {
     left: Vec<Left>,
     /// Disks that a reload treats.
     treatments: usize,
-    /// Disks without requests in flight that write what the next program needs: bitmaps, and tables of qcow2 images.
+    /// Disks without requests in flight that end their copy, or write what the next program needs: bitmaps, and tables
+    /// of qcow2 images.
     closing: usize,
     /// The begins of permits of threads that work on disks of the directory.
     permits: Vec<Arc<Instant>>,

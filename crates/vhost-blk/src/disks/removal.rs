@@ -258,6 +258,8 @@ impl Disks {
         let mut state = self.lock();
         let Some(entry) = state.served_with(stop) else { return };
         let (file, backup) = (entry.socket.clone(), Arc::clone(&entry.backup));
+        // From here on: the end of a copy may wait for its target, and the bitmaps wait for that end.
+        state.closing += 1;
         drop(state);
         while backup.cancel(Cause::Disk).is_some_and(|it| backup.wait_for_end(&it, LOOK).is_none())
         {
@@ -268,7 +270,6 @@ impl Disks {
         self.end_job(stop);
         let mut state = self.lock();
         let kept = state.served_with(stop).map(|it| (it.image.clone(), Arc::clone(&it.layers)));
-        state.closing += 1;
         drop(state);
         if let Some((Some(image), layers)) = kept {
             kept::keep(&image, &layers);

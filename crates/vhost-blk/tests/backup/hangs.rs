@@ -209,3 +209,23 @@ fn a_stop_waits_for_bitmaps_longer_than_for_requests() {
     assert!(rig.daemon.wait().success());
     assert!(mount.path("image.vhost-blk-bitmaps").exists());
 }
+
+#[test]
+fn a_stop_whose_backup_has_a_target_that_hangs_keeps_the_bitmaps() {
+    if may_not_mount() {
+        return;
+    }
+    let mut rig = Rig::of_directory(&[]);
+    rig.add("a", "");
+    rig.ok("backup a --to copy --bitmap n");
+    let mount = Mount::ext4(64);
+    let frozen = Frozen::of(&mount);
+    let mut client = begun(&rig, &mount.path("copy").display().to_string(), "D");
+    rig.daemon.signal(libc::SIGTERM);
+    let kept = rig.path("a.img.vhost-blk-bitmaps");
+    rig.place.wait_until("the file of the bitmaps", || kept.exists());
+    // The kernel lets the process end when its thread of the target is free.
+    drop(frozen);
+    assert!(rig.daemon.wait().success());
+    client.wait().unwrap();
+}

@@ -4,10 +4,11 @@
 //!
 //! | Step of a clean end | If it fails |
 //! |---|---|
-//! | 1. no request is in flight any more, and no backup or merge runs | the process ends after 900 ms without the file; steps 2 to 4 have 3 s more |
-//! | 2. all writes are durable: a loss of power cannot undo one that precedes the last backup | no file |
-//! | 3. a qcow2 image loses its mark of use; the signs of the image are read ([`identity`]), and its clock passes them, under its lock | no file |
-//! | 4. the file gets its name, durably | no file |
+//! | 1. no request is in flight any more | the process ends after 900 ms without the file; steps 2 to 5 have 3 s more |
+//! | 2. no backup or merge runs any more; a target that hangs is left alone after 1 s | no file |
+//! | 3. all writes are durable: a loss of power cannot undo one that precedes the last backup | no file |
+//! | 4. a qcow2 image loses its mark of use; the signs of the image are read ([`identity`]), and its clock passes them, under its lock | no file |
+//! | 5. the file gets its name, durably | no file |
 //!
 //! | Step of a start | If it fails |
 //! |---|---|
