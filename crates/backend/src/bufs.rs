@@ -30,7 +30,7 @@ impl BufList {
     /// Until the I/O that uses the list completes, `iovs` points to `count` iovecs that no other
     /// code accesses, and each of them names memory that stays mapped (writable for a read).
     pub unsafe fn new(iovs: *mut iovec, count: usize) -> Self {
-        BufList { iovs, count: u32::try_from(count).expect("a chain has at most 32768 segments") }
+        BufList { iovs, count: u32::try_from(count).expect("a chain has at most 65536 segments") }
     }
 
     /// The segments.

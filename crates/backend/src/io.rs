@@ -45,7 +45,7 @@ pub struct Io {
     pub bufs: BufList,
     /// Lane: bytes of the range that are done.
     pub done_bytes: u64,
-    /// Lane: the resource that this I/O holds (number of a bounce buffer, or of a file to sync).
+    /// Lane: number of the bounce buffer that this I/O holds.
     pub held: Option<u16>,
     /// Lane: position in the queue of overlapping writers.
     pub ticket: Option<NonZeroU64>,
@@ -110,6 +110,4 @@ pub enum Step {
     Done(Result<(), IoError>),
     /// An event for this slot follows.
     Pending,
-    /// Not started; see [`crate::Lane::start`].
-    Busy,
 }

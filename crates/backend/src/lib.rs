@@ -193,12 +193,11 @@ pub trait Lane: Send {
         false
     }
 
-    /// Starts `io`. Returns [`Step::Busy`] if a resource is missing: the caller repeats `start`
-    /// after the next completion of this lane. A lane returns it only while another `Io` is
-    /// pending.
+    /// Starts `io`. One for which a resource is missing is pending, too: the lane continues it with an event
+    /// ([`Op::Nop`]) when another I/O has released the resource.
     fn start(&mut self, io: &mut Io, slot: Slot, engine: &mut dyn Engine) -> Step;
 
     /// Handles the result of an operation that this lane pushed for `token.slot`: the return value
-    /// of the system call, or a negative errno. Does not return [`Step::Busy`].
+    /// of the system call, or a negative errno.
     fn event(&mut self, io: &mut Io, token: Token, result: i32, engine: &mut dyn Engine) -> Step;
 }

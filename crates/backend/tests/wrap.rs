@@ -4,7 +4,7 @@
 mod common;
 
 use backend::conformance::{ManualEngine, Memory, Request, Rig, Target};
-use backend::wrap::{Delay, Growth, Limit, OpSet, Phase, Rates, Record, Track, Written, from_spec};
+use backend::wrap::{Delay, Growth, Limit, OpSet, Rates, Record, Track, Written, from_spec};
 use backend::{
     BufList, Disk, File, FileOptions, Io, IoError, IoKind, Mem, Op, Slot, Step, conformance,
 };
@@ -27,7 +27,7 @@ fn around_mem(spec: &str) -> Result<Target, String> {
     Ok(Target::of(wrapped(spec, mem())))
 }
 
-/// Around a disk whose lanes are busy at times.
+/// Around a disk whose I/Os wait for bounce buffers at times.
 fn around_direct_file(spec: &str) -> Result<Target, String> {
     let image = Image::new(DISK, SIZE)?;
     let file = File::open(&image.path, FileOptions::default()).expect("the image opens");
@@ -123,17 +123,6 @@ fn fault_fails_every_third_of_the_chosen_ios_over_all_lanes() {
     assert_eq!(outcomes, [true, true, false, true, true, false, true]);
 }
 
-#[test]
-fn fault_counts_an_io_once_although_the_inner_lane_was_busy() {
-    let target = around_direct_file("fault:ops=read,every=6").expect("an image can be made");
-    let mut rig = Rig::new(&target);
-    // Five that need a bounce buffer, of which there are four.
-    let mut reads: Vec<Request> = (0..5).map(|n| Request::read(n * 512, &[1, 511], 0)).collect();
-    assert_eq!(rig.run_all(&mut reads), [Ok(()); 5]);
-    let sixth = rig.run(&mut Request::read(0, &[512], 0));
-    assert_eq!(sixth, Err(IoError::Errno(libc::EIO)));
-}
-
 fn limit(ios: Option<u64>, bytes: Option<u64>) -> Limit {
     let (ios, bytes) = (ios.and_then(NonZeroU64::new), bytes.and_then(NonZeroU64::new));
     Limit::new(mem(), Rates { ios, bytes, burst: Duration::ZERO })
@@ -173,27 +162,6 @@ fn limit_counts_the_bytes_of_reads_and_writes_only() {
 }
 
 #[test]
-fn limit_tries_again_when_the_inner_lane_is_busy() {
-    let image = Image::new(DISK, SIZE).expect("an image can be made");
-    let file = File::open(&image.path, FileOptions::default()).expect("the image opens");
-    let disk = Limit::new(Arc::new(file), Rates { ios: None, bytes: None, burst: Duration::ZERO });
-    let (mut lane, mut engine) = (disk.open_lane().unwrap(), ManualEngine::new());
-    let mut memories: Vec<Memory> = (0..5).map(|_| Memory::new(&[1, 511], 0)).collect();
-    let mut ios: Vec<Io> =
-        memories.iter_mut().map(|memory| Io::new(IoKind::Read, 0, 512, memory.bufs())).collect();
-    for (n, io) in ios.iter_mut().enumerate() {
-        assert_eq!(lane.start(io, Slot(n as u32), &mut engine), Step::Pending);
-    }
-    let (op, retry) = engine.pushed.pop().expect("the fifth io waits");
-    assert!(matches!(op, Op::Timer { .. }), "{op:?}");
-    let (_, first) = engine.pushed.remove(0);
-    assert_eq!(lane.event(&mut ios[0], first, 512, &mut engine), Step::Done(Ok(())));
-    assert_eq!(lane.event(&mut ios[4], retry, 0, &mut engine), Step::Pending);
-    let (op, token) = engine.pushed.pop().expect("the fifth io is started");
-    assert!(matches!(op, Op::Read { .. }) && token.slot == Slot(4), "{op:?}");
-}
-
-#[test]
 fn record_notes_starts_and_ends_in_order_with_a_checksum_of_what_is_written() {
     let record = Record::in_memory(wrapped("fault:ops=discard", mem()));
     let log = record.log();
@@ -221,23 +189,6 @@ fn record_notes_starts_and_ends_in_order_with_a_checksum_of_what_is_written() {
         "end 2 flush sector=0 sectors=0 ok".into(),
     ];
     assert_eq!(lines, wanted);
-}
-
-#[test]
-fn record_notes_that_a_busy_io_did_not_start() {
-    let image = Image::new(DISK, SIZE).expect("an image can be made");
-    let file = File::open(&image.path, FileOptions::default()).expect("the image opens");
-    let record = Record::in_memory(Arc::new(file));
-    let log = record.log();
-    let mut rig = Rig::new(&Target::new(record));
-    let mut reads: Vec<Request> = (0..5).map(|n| Request::read(n * 512, &[1, 511], 0)).collect();
-    assert!(rig.run_all(&mut reads).iter().all(Result::is_ok));
-    let count = |wanted: fn(Phase) -> bool| {
-        log.entries().iter().filter(|entry| wanted(entry.phase)).count()
-    };
-    assert_eq!(count(|phase| phase == Phase::Withdrawn), 1);
-    assert_eq!(count(|phase| phase == Phase::Start), 6);
-    assert_eq!(count(|phase| phase == Phase::End(Ok(()))), 5);
 }
 
 #[test]

@@ -5,43 +5,34 @@
 #![expect(unsafe_code)]
 
 use crate::event::{queue_and_entry, slot_of};
+use crate::health::Verdict;
 use crate::io_workers::room;
 use crate::request_table::{Entry, Submitted, Taken};
 use crate::running::RunningQueue;
 use crate::uring::Uring;
 use backend::{BufList, Io, IoError, IoKind, Lane, Slot, Step, Token};
-use std::collections::VecDeque;
 use std::io;
 use virtio_blk::{Completion, Kind, Range, Request};
 
 const SECTOR_BYTES: u64 = virtio_spec::blk::SECTOR_BYTES;
 
-/// The storage of a disk on a thread: its lane, and the I/Os for which that is busy.
+/// The storage of a disk on a thread.
 pub(crate) struct Storage {
     /// The thread's number of the disk.
     disk: u16,
     lane: Box<dyn Lane>,
-    /// I/Os for which [`Lane::start`] returned [`Step::Busy`], oldest first. No queue of the disk
-    /// takes a chain while there is one.
-    pub(crate) busy: VecDeque<Slot>,
     /// Requests that the storage works on.
     in_storage: u32,
 }
 
 impl Storage {
     pub(crate) fn new(disk: u16, lane: Box<dyn Lane>) -> Self {
-        Storage { disk, lane, busy: VecDeque::new(), in_storage: 0 }
+        Storage { disk, lane, in_storage: 0 }
     }
 
     /// See [`Lane::moves_data_itself`].
     pub(crate) fn moves_data_itself(&self) -> bool {
         self.lane.moves_data_itself()
-    }
-
-    /// Returns whether an I/O waits for a resource of the lane.
-    #[inline]
-    pub(crate) fn is_lane_busy(&self) -> bool {
-        !self.busy.is_empty()
     }
 
     /// Returns the number of chains that the queue may take now: see [`crate::io_workers`].
@@ -91,27 +82,7 @@ impl Storage {
         match self.lane.start(&mut submitted.io, slot, &mut uring.of_disk(self.disk)) {
             Step::Done(result) => self.io_done(uring, queue, slot, kind, result),
             Step::Pending => queue.batch.began(kind.inflight_bytes()),
-            Step::Busy => self.busy.push_back(slot),
         }
-    }
-
-    /// Repeats the start of an I/O of [`Storage::busy`]. Returns `false` if the lane is still busy.
-    pub(crate) fn retry(
-        &mut self,
-        uring: &mut Uring,
-        queue: &mut RunningQueue,
-        slot: Slot,
-    ) -> bool {
-        let (_, index) = queue_and_entry(slot);
-        queue.submitting(index);
-        let submitted = queue.requests.submitted(index);
-        let kind = submitted.request.kind;
-        match self.lane.start(&mut submitted.io, slot, &mut uring.of_disk(self.disk)) {
-            Step::Busy => return false,
-            Step::Pending => {}
-            Step::Done(result) => self.io_done(uring, queue, slot, kind, result),
-        }
-        true
     }
 
     /// Delivers the result of an operation to the lane.
@@ -169,7 +140,6 @@ impl Storage {
             result = match self.lane.start(current, slot, &mut uring.of_disk(self.disk)) {
                 Step::Done(result) => result,
                 Step::Pending => return,
-                Step::Busy => return self.busy.push_back(slot),
             };
         }
         self.complete_submitted(uring, queue, slot, result);
@@ -189,7 +159,7 @@ impl Storage {
         let (_, index) = queue_and_entry(slot);
         let Submitted { taken, request, io } = queue.requests.take_submitted(index);
         if let Err(error) = result
-            && queue.handle_failure(request.kind, &io, error)
+            && queue.handle_failure(request.kind, &io, error) == Verdict::Keep
         {
             return queue.keep(taken, request);
         }
@@ -251,7 +221,7 @@ fn give_id(entry: &mut Entry, kind: Kind, id: &[u8]) -> u32 {
 
 #[inline]
 fn borrow(segments: &mut [libc::iovec]) -> BufList {
-    // SAFETY: the segments belong to an entry of the in-flight table, which neither moves nor is
+    // SAFETY: the segments belong to an entry of the request table, which neither moves nor is
     // reused until its request completes. The queue keeps the guest's memory mapped until then.
     unsafe { BufList::new(segments.as_mut_ptr(), segments.len()) }
 }

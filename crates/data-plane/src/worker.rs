@@ -176,7 +176,7 @@ impl Worker {
             let (full, room) = (uring.queued() + batch_size, storage.room_for(queue, uring));
             queue.has_room = room > 0;
             for _ in 0..BATCH_CHAINS_MAX.min(room) {
-                if !queue.may_take() || queue.batch.is_full() || storage.is_lane_busy() {
+                if !queue.may_take() || queue.batch.is_full() {
                     break;
                 }
                 if uring.queued() >= full {
@@ -229,29 +229,9 @@ impl Worker {
         let (queue, storage) = self.disks.queue(QueueId { disk, queue });
         storage.event(&mut self.uring, queue, token, result);
         self.active.wake(queue);
-        if storage.is_lane_busy() {
-            self.retry_busy(disk);
-        }
     }
 
-    /// Repeats the start of the waiting I/Os of a disk in order, until the lane is busy again. Then
-    /// the queues of the disk go on.
-    fn retry_busy(&mut self, disk: u16) {
-        let disk_on_thread = self.disks.disk(disk);
-        while let Some(&slot) = disk_on_thread.storage.busy.front() {
-            let (queue, _) = queue_and_entry(slot);
-            let (queue, storage) = disk_on_thread.queue(queue);
-            if !storage.retry(&mut self.uring, queue, slot) {
-                return;
-            }
-            self.active.wake(queue);
-            storage.busy.pop_front();
-        }
-        disk_on_thread.queues().for_each(|queue| self.active.wake(queue));
-    }
-
-    /// Gives the ring as many kernel threads as the requests without an answer may block, beside
-    /// the usual ones.
+    /// Raises the bound on io-wq threads by the number of requests without an answer for [`BLOCKED_AFTER`].
     #[cold]
     fn look_at_io_workers(&mut self) {
         let before = self.clock.read().saturating_sub(BLOCKED_AFTER.as_nanos() as Nanos);
@@ -304,12 +284,10 @@ impl Worker {
     /// The time after which an active queue has to be looked at; `None`: there is none.
     fn timeout(&mut self, now: Nanos) -> Option<Duration> {
         let wait = |&id: &QueueId| {
-            let (queue, storage) = self.disks.queue(id);
+            let (queue, _) = self.disks.queue(id);
             let kickless = queue.is_kickless().then_some(KICKLESS_LOOK);
-            // A queue of a disk with a busy lane takes no chain, whatever the time is.
-            let chain = kickless.into_iter().chain(queue.throttled_for()).min();
-            let chain = chain.filter(|_| !storage.is_lane_busy());
-            chain.into_iter().chain(queue.stall_check_in(now)).min()
+            let waits = [kickless, queue.throttled_for(), queue.stall_check_in(now)];
+            waits.into_iter().flatten().min()
         };
         self.active.ids().iter().filter_map(wait).min()
     }

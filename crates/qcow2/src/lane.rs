@@ -6,7 +6,6 @@
 //!
 //! ```text
 //! (none) -> File  <-> Asked     a piece in an extent; a question in flight
-//!        -> Retry -> File       the file's lane was busy: a timer
 //!        -> Sync                a FLUSH; the end of a write-through write whose tables are not durable
 //! ```
 
@@ -18,14 +17,11 @@ use crate::piece::Piece;
 use crate::shifted::Shifted;
 use crate::versions::User;
 use backend::wrap::BySlot;
-use backend::{Engine, Io, IoError, IoKind, Lane, Op, Remote, Slot, Step, Token};
+use backend::{Engine, Io, IoError, IoKind, Lane, Remote, Slot, Step, Token};
 use std::ops::Range;
 use std::os::fd::RawFd;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::time::Duration;
 
-/// Time until a piece is tried again after the file's lane was busy.
-const RETRY: Duration = Duration::from_micros(100);
 const SECTOR: u64 = 512;
 /// Clusters around a position whose places the lane asks for, if it knows none of them.
 const WINDOW_MIN: u64 = 64;
@@ -61,7 +57,6 @@ enum Active {
         commits: u64,
     },
     Asked,
-    Retry,
 }
 
 pub(crate) struct Qcow2Lane {
@@ -166,7 +161,7 @@ impl Qcow2Lane {
         }
         let is_durable = io.durable && io.writes() && self.user.versions().need_sync();
         match io.kind == IoKind::Flush || is_durable {
-            true => self.sync(io, slot, engine),
+            true => self.sync(slot, engine),
             false => Step::Done(Ok(())),
         }
     }
@@ -193,11 +188,7 @@ impl Qcow2Lane {
         let file = extent.file as usize;
         let step =
             self.with_file(file, engine, |lane, engine| lane.start(&mut inner, slot, engine));
-        match step {
-            Step::Busy if io.done_bytes == 0 && io.stage == 0 => Next::Step(Step::Busy),
-            Step::Busy => Next::Step(self.retry(slot, engine)),
-            step => self.piece_step(step, inner, file, piece, io, slot),
-        }
+        self.piece_step(step, inner, file, piece, io, slot)
     }
 
     /// Takes the outcome of a piece.
@@ -217,7 +208,6 @@ impl Qcow2Lane {
                 Next::Piece
             }
             Step::Pending => {
-                io.stage = 1; // it can no longer be refused as busy
                 self.active.put(slot, Active::File { io: inner, file, _piece: piece });
                 Next::Step(Step::Pending)
             }
@@ -254,7 +244,7 @@ impl Qcow2Lane {
             IoKind::WriteZeroes { .. } => Question::Zero(at, len),
             _ => Question::Read(at, len),
         };
-        self.send(question, io, slot, engine)
+        self.send(question, slot, engine)
     }
 
     /// The question of the next piece of a write, with its data.
@@ -265,13 +255,7 @@ impl Qcow2Lane {
         Question::Write(io.offset_bytes + io.done_bytes, data)
     }
 
-    fn send(
-        &mut self,
-        question: Question,
-        io: &mut Io,
-        slot: Slot,
-        engine: &mut dyn Engine,
-    ) -> Step {
+    fn send(&mut self, question: Question, slot: Slot, engine: &mut dyn Engine) -> Step {
         let remote = self.remote.get_or_insert_with(|| engine.remote()).clone();
         let token = Token { slot, layer: self.own_layer() };
         let window = self.window(&question);
@@ -280,7 +264,6 @@ impl Qcow2Lane {
             return Step::Done(Err(IoError::Errno(libc::EIO))); // the thread has panicked
         }
         self.user.asks();
-        io.stage = 1;
         self.active.put(slot, Active::Asked);
         Step::Pending
     }
@@ -329,7 +312,7 @@ impl Qcow2Lane {
                 io.done_bytes += data.len() as u64;
             }
             Answer::Done(len) => io.done_bytes += len,
-            Answer::NeedsData => return self.send(Self::write_question(io), io, slot, engine),
+            Answer::NeedsData => return self.send(Self::write_question(io), slot, engine),
             Answer::Failed(errno) => return Step::Done(Err(IoError::Errno(errno))),
         }
         self.advance(io, slot, engine)
@@ -346,7 +329,6 @@ impl Qcow2Lane {
         let slot = token.slot;
         match self.active.take(slot) {
             Some(Active::Asked) => self.answered(io, slot, engine),
-            Some(Active::Retry) => self.advance(io, slot, engine),
             Some(Active::File { io: mut inner, file, _piece }) => {
                 let token = Token { slot, layer: 0 };
                 let step = self.with_file(file, engine, |lane, engine| {
@@ -362,42 +344,28 @@ impl Qcow2Lane {
                 let step = self.with_file(0, engine, |lane, engine| {
                     lane.event(&mut inner, token, result, engine)
                 });
-                self.sync_step(step, inner, commits, io, slot)
+                self.sync_step(step, inner, commits, slot)
             }
             None => Step::Done(Err(IoError::Errno(libc::EIO))), // a foreign event
         }
     }
 
     /// Makes the data and the tables durable, and ends the I/O.
-    fn sync(&mut self, io: &mut Io, slot: Slot, engine: &mut dyn Engine) -> Step {
+    fn sync(&mut self, slot: Slot, engine: &mut dyn Engine) -> Step {
         let commits = self.user.versions().commits();
         let mut inner = Io::new(IoKind::Flush, 0, 0, backend::BufList::EMPTY);
         let step = self.with_file(0, engine, |lane, engine| lane.start(&mut inner, slot, engine));
-        match step {
-            Step::Busy if io.done_bytes == 0 && io.stage == 0 => Step::Busy,
-            Step::Busy => self.retry(slot, engine),
-            step => self.sync_step(step, inner, commits, io, slot),
-        }
+        self.sync_step(step, inner, commits, slot)
     }
 
     /// Takes the outcome of a sync that began when there were so many commits.
-    fn sync_step(&mut self, step: Step, inner: Io, commits: u64, io: &mut Io, slot: Slot) -> Step {
+    fn sync_step(&mut self, step: Step, inner: Io, commits: u64, slot: Slot) -> Step {
         match step {
             Step::Done(Ok(())) => self.user.versions().synced(commits),
-            Step::Pending => {
-                io.stage = 1; // it can no longer be refused as busy
-                self.active.put(slot, Active::Sync { io: inner, commits });
-            }
-            _ => {}
+            Step::Pending => self.active.put(slot, Active::Sync { io: inner, commits }),
+            Step::Done(Err(_)) => {}
         }
         step
-    }
-
-    /// Tries again after a while.
-    fn retry(&mut self, slot: Slot, engine: &mut dyn Engine) -> Step {
-        self.active.put(slot, Active::Retry);
-        engine.push(Op::Timer { delay: RETRY }, Token { slot, layer: self.own_layer() });
-        Step::Pending
     }
 }
 
@@ -415,7 +383,7 @@ impl Lane for Qcow2Lane {
             return Step::Done(Err(why));
         }
         if io.kind == IoKind::Flush {
-            return self.sync(io, slot, engine);
+            return self.sync(slot, engine);
         }
         let epoch = self.user.enter();
         let step = self.advance(io, slot, engine);

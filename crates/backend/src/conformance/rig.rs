@@ -90,22 +90,13 @@ impl Rig {
         let mut ios: Vec<Io> = requests.iter_mut().map(Request::make_io).collect();
         let mut outcomes: Vec<Option<Result<(), IoError>>> = vec![None; ios.len()];
         let mut pending = vec![false; ios.len()];
-        let mut waiting: std::collections::VecDeque<usize> = (0..ios.len()).collect();
-        loop {
-            while let Some(n) = waiting.pop_front() {
-                match self.lane.start(&mut ios[n], Slot(n as u32), &mut *self.engine) {
-                    Step::Done(outcome) => outcomes[n] = Some(outcome),
-                    Step::Pending => pending[n] = true,
-                    Step::Busy => {
-                        assert!(pending.contains(&true), "Busy, but no io of the lane is pending");
-                        waiting.push_front(n);
-                        break;
-                    }
-                }
+        for (n, io) in ios.iter_mut().enumerate() {
+            match self.lane.start(io, Slot(n as u32), &mut *self.engine) {
+                Step::Done(outcome) => outcomes[n] = Some(outcome),
+                Step::Pending => pending[n] = true,
             }
-            if !pending.contains(&true) {
-                break;
-            }
+        }
+        while pending.contains(&true) {
             let (n, outcome) = self.next_done(&mut ios, &pending);
             pending[n] = false;
             outcomes[n] = Some(outcome);
@@ -132,7 +123,6 @@ impl Rig {
             match self.lane.event(&mut ios[n], token, result, &mut *self.engine) {
                 Step::Done(outcome) => return (n, outcome),
                 Step::Pending => {}
-                Step::Busy => panic!("event returned Busy"),
             }
         }
     }

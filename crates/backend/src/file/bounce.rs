@@ -4,21 +4,26 @@
 // guest memory.
 #![expect(unsafe_code)]
 
-use crate::{BufList, IoError};
+use crate::{BufList, IoError, Slot};
 use libc::iovec;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::collections::VecDeque;
 
 /// Buffers of a lane; it bounds the unaligned transfers that run at the same time.
 pub(super) const BUFFERS: u16 = 4;
 /// Size of one buffer. A larger transfer takes several operations.
 pub(super) const BUFFER_BYTES: usize = 256 << 10;
 
-/// The pool. The first use of a buffer allocates it; the pool keeps it.
+/// The pool. The first use of a buffer allocates it; the pool keeps it. I/Os that find no free buffer wait, and get one
+/// in their order.
 pub(super) struct BouncePool {
     layout: Layout,
     /// One segment for each buffer; its base address is null until the buffer is allocated.
     segments: Box<[iovec]>,
     free: Vec<u16>,
+    waiting: VecDeque<Slot>,
+    /// Free buffers of I/Os that do not wait any more, and have not taken theirs yet.
+    promised: usize,
 }
 
 // SAFETY: the pool owns its buffers; the addresses are valid in every thread.
@@ -34,12 +39,39 @@ impl BouncePool {
             layout,
             segments: vec![empty; usize::from(BUFFERS)].into(),
             free: (0..BUFFERS).rev().collect(),
+            waiting: VecDeque::new(),
+            promised: 0,
         }
     }
 
-    /// Takes a buffer; `None` while all are in use.
-    pub(super) fn take(&mut self) -> Result<Option<u16>, IoError> {
-        let Some(&number) = self.free.last() else { return Ok(None) };
+    /// Takes a buffer for the I/O of `slot`. `None`: it waits for [`BouncePool::end_of_wait`].
+    pub(super) fn take(&mut self, slot: Slot) -> Result<Option<u16>, IoError> {
+        if self.free.len() == self.promised {
+            self.waiting.push_back(slot);
+            return Ok(None);
+        }
+        self.take_free().map(Some)
+    }
+
+    /// Ends the wait of the oldest I/O, if there is a buffer for it. Its next event takes that:
+    /// [`BouncePool::take_promised`].
+    #[inline]
+    pub(super) fn end_of_wait(&mut self) -> Option<Slot> {
+        if self.waiting.is_empty() || self.free.len() == self.promised {
+            return None;
+        }
+        self.promised += 1;
+        self.waiting.pop_front()
+    }
+
+    /// Takes the buffer of an I/O whose wait has ended.
+    pub(super) fn take_promised(&mut self) -> Result<u16, IoError> {
+        self.promised -= 1;
+        self.take_free()
+    }
+
+    fn take_free(&mut self) -> Result<u16, IoError> {
+        let number = *self.free.last().expect("no more buffers are promised than are free");
         let segment = &mut self.segments[usize::from(number)];
         if segment.iov_base.is_null() {
             // SAFETY: the layout's size is not zero.
@@ -49,7 +81,7 @@ impl BouncePool {
             }
         }
         self.free.pop();
-        Ok(Some(number))
+        Ok(number)
     }
 
     /// Returns a buffer to the pool.

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! One thread's handle on a file: turns an I/O into operations and handles their results.
 //!
-//! [`Stage`] is the state of an I/O. A read has the stage `Transfer` only. A write or zeroing may
+//! [`Stage`] is the state of an I/O. A read has the stages `WaitBounce` and `Transfer` only. A write or zeroing may
 //! change from each of its stages to `Sync`:
 //!
 //! ```text
-//! WaitRange -> Transfer  <-> Fill -> Store      part of a block: read, modify, write back
-//!           -> ZeroWrite <-> Fill -> Store
-//!           -> Punch -> ZeroRange -> ZeroWrite  if the file system refuses the previous one
-//!           -> WaitSync -> Sync
+//! WaitBounce -> WaitRange -> Transfer  <-> Fill -> Store      part of a block: read, modify, write back
+//!                         -> ZeroWrite <-> Fill -> Store
+//!                         -> Punch -> ZeroRange -> ZeroWrite  if the file system refuses the previous one
+//!                         -> WaitSync -> Sync
 //! ```
 
 use super::bounce::BouncePool;
@@ -55,6 +55,8 @@ pub(super) enum Stage {
     WaitSync = 8,
     /// Discard command of a device.
     Discard = 9,
+    /// All bounce buffers are in use: the end of an I/O that has one continues this one.
+    WaitBounce = 10,
 }
 
 impl Stage {
@@ -69,7 +71,8 @@ impl Stage {
             6 => Stage::Store,
             7 => Stage::WaitRange,
             8 => Stage::WaitSync,
-            _ => Stage::Discard,
+            9 => Stage::Discard,
+            _ => Stage::WaitBounce,
         }
     }
 
@@ -216,8 +219,8 @@ impl FileLane {
         (io.offset_bytes | io.len_bytes) & (align - 1) != 0
     }
 
-    /// Takes a bounce buffer if the I/O needs one; returns `false` if none is free.
-    fn hold_bounce(&mut self, io: &mut Io) -> Result<bool, IoError> {
+    /// Takes a bounce buffer if the I/O needs one. Returns `false` if it waits for one.
+    fn hold_bounce(&mut self, io: &mut Io, slot: Slot) -> Result<bool, IoError> {
         let Some(direct) = self.limits.direct else { return Ok(true) };
         let parts = self.has_parts(io);
         let needed = match io.kind {
@@ -229,7 +232,7 @@ impl FileLane {
             IoKind::Flush | IoKind::Discard | IoKind::SecureErase => false,
         };
         if needed {
-            io.held = self.bounce.take()?;
+            io.held = self.bounce.take(slot)?;
         }
         Ok(!needed || io.held.is_some())
     }
@@ -282,6 +285,38 @@ impl FileLane {
         }
     }
 
+    /// Starts the first operation of an I/O that has the bounce buffer that it needs.
+    fn begin(&mut self, io: &mut Io, stage: Stage, slot: Slot, engine: &mut dyn Engine) -> Step {
+        let stage = if self.enter_writers(io, slot, engine) { stage } else { Stage::WaitRange };
+        io.stage = stage.with_retries(0);
+        if io.kind == IoKind::Read && io.held.is_none() && !self.limits.in_memory {
+            // The usual read has one operation, which is known already.
+            engine.push(self.read_op(io), Token { slot, layer: 0 });
+            return Step::Pending;
+        }
+        self.advance(io, slot, engine)
+    }
+
+    /// Continues an I/O that has waited for a bounce buffer.
+    fn begin_with_bounce(&mut self, io: &mut Io, slot: Slot, engine: &mut dyn Engine) -> Step {
+        let stage = self.bounce.take_promised().and_then(|number| {
+            io.held = Some(number);
+            self.first_stage(io)
+        });
+        match stage {
+            Ok(stage) => self.begin(io, stage, slot, engine),
+            Err(why) => self.finish(io, slot, Err(why), engine),
+        }
+    }
+
+    /// Continues I/Os for which bounce buffers have become free.
+    #[inline]
+    fn end_waits(&mut self, engine: &mut dyn Engine) {
+        while let Some(slot) = self.bounce.end_of_wait() {
+            engine.push(Op::Nop, Token { slot, layer: 0 });
+        }
+    }
+
     /// Advances the I/O until it ends or waits for an operation.
     fn advance(&mut self, io: &mut Io, slot: Slot, engine: &mut dyn Engine) -> Step {
         let begin = io.done_bytes;
@@ -325,32 +360,36 @@ impl Lane for FileLane {
         if io.len_bytes == 0 && stage != Stage::Sync {
             return Step::Done(Ok(()));
         }
-        match self.hold_bounce(io) {
-            Ok(true) => {}
-            Ok(false) => return Step::Busy,
-            Err(why) => return Step::Done(Err(why)),
-        }
-        let stage = if self.enter_writers(io, slot, engine) { stage } else { Stage::WaitRange };
-        io.stage = stage.with_retries(0);
-        if io.kind == IoKind::Read && io.held.is_none() && !self.limits.in_memory {
-            // The usual read has one operation, which is known already.
-            engine.push(self.read_op(io), Token { slot, layer: 0 });
-            return Step::Pending;
-        }
-        self.advance(io, slot, engine)
+        let step = match self.hold_bounce(io, slot) {
+            Ok(true) => self.begin(io, stage, slot, engine),
+            Ok(false) => {
+                io.stage = Stage::WaitBounce.with_retries(0);
+                Step::Pending
+            }
+            Err(why) => Step::Done(Err(why)),
+        };
+        self.end_waits(engine);
+        step
     }
 
     fn event(&mut self, io: &mut Io, token: Token, result: i32, engine: &mut dyn Engine) -> Step {
         if Self::ends_transfer(io, result) {
             return Step::Done(Ok(()));
         }
-        if Stage::of(io) == Stage::WaitSync {
-            io.stage = Stage::Sync.with_retries(0);
-        }
-        match self.take_result(io, result) {
-            Next::End(outcome) => self.finish(io, token.slot, outcome, engine),
-            Next::Op => self.advance(io, token.slot, engine),
-        }
+        let step = match Stage::of(io) {
+            Stage::WaitBounce => self.begin_with_bounce(io, token.slot, engine),
+            stage => {
+                if stage == Stage::WaitSync {
+                    io.stage = Stage::Sync.with_retries(0);
+                }
+                match self.take_result(io, result) {
+                    Next::End(outcome) => self.finish(io, token.slot, outcome, engine),
+                    Next::Op => self.advance(io, token.slot, engine),
+                }
+            }
+        };
+        self.end_waits(engine);
+        step
     }
 }
 

@@ -14,7 +14,7 @@ const PUNCH: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
 const ZERO_RANGE: i32 = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
 
 impl FileLane {
-    /// The next operation; `None` if the I/O waits for a sync, or for another writer.
+    /// The next operation; `None` if the I/O waits for a bounce buffer, a sync, or another writer.
     pub(super) fn next_op(&mut self, io: &mut Io, slot: Slot) -> Result<Option<Op>, IoError> {
         let (offset, len) = (io.offset_bytes, io.len_bytes);
         let fallocate = |mode| Op::Fallocate { file: FILE, mode, offset, len };
@@ -27,7 +27,7 @@ impl FileLane {
             Stage::Discard => Op::Discard { file: FILE, offset, len },
             Stage::ZeroRange => fallocate(ZERO_RANGE),
             Stage::Sync | Stage::WaitSync => return self.start_sync(io, slot),
-            Stage::WaitRange => return Ok(None),
+            Stage::WaitBounce | Stage::WaitRange => return Ok(None),
         }))
     }
 

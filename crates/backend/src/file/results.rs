@@ -38,6 +38,7 @@ impl FileLane {
             Stage::Punch | Stage::ZeroRange | Stage::Discard => self.written(io, true),
             Stage::Sync | Stage::WaitSync => Next::End(self.shared.sync_failure.check()),
             Stage::WaitRange => self.waited(io),
+            Stage::WaitBounce => unreachable!("its event takes the buffer and has no result"),
         }
     }
 

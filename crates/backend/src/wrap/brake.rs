@@ -13,16 +13,12 @@
 //! waits for the copy of all of them.
 
 use super::{BySlot, Written, wrapped_info};
-use crate::{Disk, Engine, Info, Io, Lane, Op, Remote, ResizeError, Slot, Step, Token};
+use crate::{Disk, Engine, Info, Io, Lane, Remote, ResizeError, Slot, Step, Token};
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
-
-/// Interval between attempts to start an I/O while the inner lane is busy.
-const BUSY_RETRY: Duration = Duration::from_micros(100);
 
 /// The brake of a disk whose changes are noted. Its lanes and the copier share it.
 #[derive(Debug)]
@@ -221,9 +217,9 @@ struct BrakedLane {
 }
 
 impl BrakedLane {
-    /// The step of an I/O that was started, whose count ends with it. A busy one is counted anew.
+    /// The step of an I/O that was started, whose count ends with it.
     fn after(&mut self, slot: Slot, step: Step) -> Step {
-        if matches!(step, Step::Done(_) | Step::Busy)
+        if step != Step::Pending
             && let Some(bytes) = self.counted.take(slot)
         {
             self.brake.end(bytes);
@@ -263,15 +259,10 @@ impl Lane for BrakedLane {
             let step = self.inner.event(io, token, result, engine);
             return self.after(token.slot, step);
         }
-        // The write has waited, or the inner lane was busy.
+        // The write has waited.
         self.counted.put(token.slot, self.brake.bytes_of(io));
-        match self.inner.start(io, token.slot, engine) {
-            Step::Busy => {
-                engine.push(Op::Timer { delay: BUSY_RETRY }, token);
-                Step::Pending
-            }
-            step => self.after(token.slot, step),
-        }
+        let step = self.inner.start(io, token.slot, engine);
+        self.after(token.slot, step)
     }
 }
 

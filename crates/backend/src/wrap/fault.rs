@@ -94,12 +94,7 @@ impl Lane for FaultLane {
         if number.is_multiple_of(rule.every) {
             return Step::Done(Err(rule.error));
         }
-        let step = self.inner.start(io, slot, engine);
-        if step == Step::Busy {
-            // The caller repeats the start, which counts it.
-            matched.fetch_sub(1, Ordering::Relaxed);
-        }
-        step
+        self.inner.start(io, slot, engine)
     }
 
     fn event(&mut self, io: &mut Io, token: Token, result: i32, engine: &mut dyn Engine) -> Step {

@@ -14,8 +14,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 const NANOS: u128 = 1_000_000_000;
-/// Interval between attempts to start an I/O while the inner lane is busy.
-const BUSY_RETRY: Duration = Duration::from_micros(100);
 
 /// The rates of a [`Limit`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,14 +123,6 @@ impl LimitLane {
         engine.push(Op::Timer { delay }, Token { slot, layer: self.layer });
         Step::Pending
     }
-
-    /// Starts an I/O after its wait. Its cost is charged: a busy inner lane must not refuse it.
-    fn start_inner(&mut self, io: &mut Io, slot: Slot, engine: &mut dyn Engine) -> Step {
-        match self.inner.start(io, slot, engine) {
-            Step::Busy => self.wait(BUSY_RETRY, slot, engine),
-            step => step,
-        }
-    }
 }
 
 impl Lane for LimitLane {
@@ -143,14 +133,14 @@ impl Lane for LimitLane {
     fn start(&mut self, io: &mut Io, slot: Slot, engine: &mut dyn Engine) -> Step {
         let delay = self.shared.reserve(io, self.capacity_bytes);
         match delay.is_zero() {
-            true => self.start_inner(io, slot, engine),
+            true => self.inner.start(io, slot, engine),
             false => self.wait(delay, slot, engine),
         }
     }
 
     fn event(&mut self, io: &mut Io, token: Token, result: i32, engine: &mut dyn Engine) -> Step {
         match token.layer == self.layer {
-            true => self.start_inner(io, token.slot, engine),
+            true => self.inner.start(io, token.slot, engine),
             false => self.inner.event(io, token, result, engine),
         }
     }

@@ -23,8 +23,6 @@ pub enum Phase {
     Start,
     /// The I/O ended.
     End(Result<(), IoError>),
-    /// The inner disk was busy and did not start the I/O. A later start has a new number.
-    Withdrawn,
 }
 
 /// One line of the log.
@@ -51,7 +49,6 @@ impl fmt::Display for Entry {
         match self.phase {
             Phase::Start => write!(f, "start")?,
             Phase::End(_) => write!(f, "end")?,
-            Phase::Withdrawn => write!(f, "withdrawn")?,
         }
         let kind = ops::name(self.kind);
         write!(f, " {} {kind} sector={} sectors={}", self.number, self.sector, self.sectors)?;
@@ -189,13 +186,10 @@ struct RecordLane {
 
 impl RecordLane {
     fn note_step(&mut self, slot: Slot, step: Step) -> Step {
-        let phase = match step {
-            Step::Pending => return step,
-            Step::Done(outcome) => Phase::End(outcome),
-            Step::Busy => Phase::Withdrawn,
-        };
-        if let Some(entry) = self.started.take(slot) {
-            self.log.sink().note(Entry { phase, ..entry });
+        if let Step::Done(outcome) = step
+            && let Some(entry) = self.started.take(slot)
+        {
+            self.log.sink().note(Entry { phase: Phase::End(outcome), ..entry });
         }
         step
     }

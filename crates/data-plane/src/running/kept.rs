@@ -2,11 +2,11 @@
 //! Requests that failed and halted the disk: they stay in flight, and the queue takes them again
 //! after the halt.
 //!
-//! | Ring fault | Halted | Keeps | Takes | Is drained when no request is in flight and |
+//! | Ring fault | Halted | Keeps | Takes | Drained when nothing is in flight, and also |
 //! |---|---|---|---|---|
-//! | no | no | nothing new | kept requests, then new ones | no kept one is left |
-//! | no | yes | failed requests | nothing | at once: the stop ends the kept ones |
-//! | yes | no, yes | nothing: failed requests get their error | nothing | at once |
+//! | no | no | nothing new | kept requests, then new ones | no kept request is left |
+//! | no | yes | failed requests | nothing | nothing more: the stop ends the kept ones |
+//! | yes | no, yes | nothing: failed requests get their error | nothing | nothing more |
 
 use super::RunningQueue;
 use crate::failure::StorageFailure;
@@ -17,13 +17,13 @@ use backend::{Io, IoError};
 use virtio_blk::{Completion, Kind, Request};
 
 impl RunningQueue {
-    /// Counts and judges the failed I/O of a request. Halts the disk if its policy says so. Returns
-    /// whether the request must be kept: a queue with a ring fault would never take it again.
-    /// An error of the guest's memory is none of the storage, and concerns this front-end alone.
+    /// Counts and judges the failed I/O of a request. Halts the disk if its policy says so. A queue with a ring fault
+    /// keeps no request: it would never take that again. An error of guest memory belongs to this front-end, and does
+    /// not count as a failure of the storage.
     #[cold]
-    pub(crate) fn handle_failure(&mut self, kind: Kind, io: &Io, error: IoError) -> bool {
+    pub(crate) fn handle_failure(&mut self, kind: Kind, io: &Io, error: IoError) -> Verdict {
         if error.is_of_memory() {
-            return false;
+            return Verdict::Report;
         }
         if let Some(failure) = StorageFailure::of_io(kind, io.offset_bytes, error) {
             self.stats.failures[failure.kind as usize] += 1;
@@ -34,7 +34,10 @@ impl RunningQueue {
             self.health.halt(kind, error);
             self.halted = true;
         }
-        verdict == Verdict::Keep && !self.faulted
+        match verdict {
+            Verdict::Keep if self.faulted => Verdict::ReportAndHalt,
+            verdict => verdict,
+        }
     }
 
     /// Keeps a failed request: its chain stays in flight, and is taken again after the halt.

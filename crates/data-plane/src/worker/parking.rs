@@ -7,7 +7,7 @@
 //! | polled | yes | no | parked, after turns or a sleep without a chain |
 //! | asleep | yes | yes | polled, when the thread wakes up |
 //! | parked | no | yes | polled, by a kick or a completion |
-//! | held: faulted, stopping, full, without room in the storage, or its lane is busy or its disk halted | no | no | polled, by a completion, or when its lane is no longer busy or its disk no longer halted |
+//! | held: faulted, stopping, full, without room in the storage, or its disk halted | no | no | polled, by a completion, or when its disk is no longer halted |
 //! | waits for a limit, or its requests have a time limit | yes | no | polled, when the time has come |
 //! | without a kick eventfd | yes | no matter | it is looked at each [`super::KICKLESS_LOOK`] |
 //!
@@ -75,12 +75,9 @@ impl ActiveQueues {
 
     fn park_idle(&mut self, disks: &mut Disks) {
         self.ids.retain(|&id| {
-            let (queue, storage) = disks.queue(id);
+            let (queue, _) = disks.queue(id);
             let recent = std::mem::take(&mut queue.recent);
-            queue.is_active = recent
-                || queue.watches_io()
-                || queue.waits_for_time()
-                || !storage.is_lane_busy() && queue.arm();
+            queue.is_active = recent || queue.watches_io() || queue.waits_for_time() || queue.arm();
             if queue.is_active {
                 queue.suppress();
             }
@@ -91,19 +88,15 @@ impl ActiveQueues {
     /// Asks for kicks for all active queues, and parks those without work since the previous sleep.
     /// If a chain is already available, withdraws the requests, parks none, and returns `true`.
     pub(super) fn arm(&mut self, disks: &mut Disks) -> bool {
-        let found = self.ids.iter().any(|&id| {
-            let (queue, storage) = disks.queue(id);
-            !storage.is_lane_busy() && queue.arm()
-        });
+        let found = self.ids.iter().any(|&id| disks.queue(id).0.arm());
         if found {
             self.suppress(disks);
             return true;
         }
         self.ids.retain(|&id| {
-            let (queue, storage) = disks.queue(id);
+            let (queue, _) = disks.queue(id);
             let recent = std::mem::take(&mut queue.recent);
-            let waits = !storage.is_lane_busy() && queue.waits_for_time();
-            queue.is_active = recent || queue.watches_io() || waits;
+            queue.is_active = recent || queue.watches_io() || queue.waits_for_time();
             queue.is_active
         });
         false

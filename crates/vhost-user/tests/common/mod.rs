@@ -6,7 +6,6 @@ pub mod broken;
 pub mod gate;
 pub mod load;
 pub mod plane;
-pub mod turnstile;
 
 use backend::{Disk, FileOptions};
 use data_plane::{
@@ -46,6 +45,7 @@ pub struct Setup {
     pub cpus: Vec<usize>,
     pub poll_max: Duration,
     pub coalesce: Coalesce,
+    pub batch_size: Option<usize>,
     /// Time that a front-end may be silent while another one waits.
     pub patience: Duration,
     pub on_error: ErrorPolicy,
@@ -66,6 +66,7 @@ impl Default for Setup {
             cpus: Vec::new(),
             poll_max: Duration::from_micros(20),
             coalesce: Coalesce::Auto,
+            batch_size: None,
             patience: LIMIT,
             on_error: ErrorPolicy::Report,
             io_timeout: None,
@@ -188,7 +189,7 @@ pub fn pool(setup: &Setup) -> UringPool {
         threads: setup.threads,
         cpus: setup.cpus.clone(),
         poll_max: setup.poll_max,
-        batch_size: None,
+        batch_size: setup.batch_size,
         pin_memory: setup.pin_memory,
         coalesce: setup.coalesce,
         iopoll: IoPoll::Off,

@@ -10,13 +10,9 @@ mod clusters;
 pub use clusters::{CLUSTER_BYTES, CLUSTER_BYTES_MAX, Clusters, TooLarge, Turn};
 
 use super::wrapped_info;
-use crate::{Disk, Engine, Info, Io, Lane, Op, Remote, ResizeError, Slot, Step, Token};
+use crate::{Disk, Engine, Info, Io, Lane, Remote, ResizeError, Slot, Step, Token};
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::Arc;
-use std::time::Duration;
-
-/// Interval between attempts to start an I/O while the inner lane is busy.
-const BUSY_RETRY: Duration = Duration::from_micros(100);
 
 /// Holds I/Os that change data until a copier has read the old data.
 pub struct CopyFirst {
@@ -106,12 +102,6 @@ impl Lane for CopyFirstLane {
         if token.layer != self.layer {
             return self.inner.event(io, token, result, engine);
         }
-        match self.inner.start(io, token.slot, engine) {
-            Step::Busy => {
-                engine.push(Op::Timer { delay: BUSY_RETRY }, token);
-                Step::Pending
-            }
-            step => step,
-        }
+        self.inner.start(io, token.slot, engine)
     }
 }
