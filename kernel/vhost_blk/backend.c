@@ -63,7 +63,7 @@ static void vhost_blk_mark_dead(struct block_device *bdev, bool surprise)
 	struct vhost_blk_backend *be = bdev->bd_holder;
 
 	WRITE_ONCE(be->dead, true);
-	vhost_blk_note_failure(be->blk, VHOST_BLK_FAILURE_REMOVED, -ENODEV, U64_MAX);
+	vhost_blk_note_failure(be->blk, VHOST_BLK_FAILURE_REMOVED, -ENODEV, NULL);
 	queue_work(vhost_blk_wait_wq, &be->dead_work);
 	mutex_unlock(&bdev->bd_holder_lock);
 }
@@ -237,8 +237,8 @@ fail:
 	return ERR_PTR(err);
 }
 
-/* True if the descriptor is the attached file or device, opened with the same flags. */
-static int vhost_blk_same_storage(struct vhost_blk_backend *be, int fd)
+/* Return: 0 if the descriptor is the attached file or device, opened in the same mode; -EBADF, -EINVAL. */
+static int vhost_blk_check_same_storage(struct vhost_blk_backend *be, int fd)
 {
 	struct file *file = fget(fd);
 	bool same, can_write;
@@ -336,7 +336,7 @@ static int vhost_blk_attach(struct vhost_blk *blk, int fd)
 
 	/* The attached block device cannot be claimed twice, and need not be. */
 	if (blk->backend && !READ_ONCE(blk->backend->dead) &&
-	    blk->backend->bdev && !vhost_blk_same_storage(blk->backend, fd))
+	    blk->backend->bdev && !vhost_blk_check_same_storage(blk->backend, fd))
 		return vhost_blk_start_ready(blk);
 	be = vhost_blk_open_backend(blk, fd);
 	if (IS_ERR(be))
@@ -378,6 +378,6 @@ long vhost_blk_set_backend(struct vhost_blk *blk, const struct vhost_vring_file 
 		return vhost_blk_stop_queue(q);
 	if (!blk->backend || READ_ONCE(blk->backend->dead))
 		return -ENODEV;
-	err = vhost_blk_same_storage(blk->backend, file->fd);
+	err = vhost_blk_check_same_storage(blk->backend, file->fd);
 	return err ?: vhost_blk_start_queue(q, blk->backend);
 }

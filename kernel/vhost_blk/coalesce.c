@@ -70,7 +70,7 @@ static bool vhost_blk_coalesces(const struct vhost_blk_queue *q)
 }
 
 /**
- * vhost_blk_coalesce_chosen - whether calls are held, but for trials
+ * vhost_blk_coalesce_chosen - true if calls are held, trials aside
  * @q: the queue; its vq.mutex is held
  *
  * Return: true if the options or the last trial have chosen that.
@@ -81,15 +81,15 @@ bool vhost_blk_coalesce_chosen(const struct vhost_blk_queue *q)
 }
 
 /* Forgets a load: the driver waits for each request, or has few of them. */
-static void vhost_blk_begin_anew(struct vhost_blk_coalesce *c)
+static void vhost_blk_coalesce_reset(struct vhost_blk_coalesce *c)
 {
 	c->chosen = false;
 	vhost_blk_trial_init(&c->trial, true);
 }
 
 /*
- * The gain that a change needs: held calls may lose a little, if that saves a third of the calls, and
- * must gain otherwise.
+ * The gain that a change needs. If held calls save a third of the calls, they win, or stay, unless they lose
+ * VHOST_BLK_TRIAL_GAIN; otherwise they have to gain it.
  */
 static int vhost_blk_coalesce_wanted(const struct vhost_blk_coalesce *c)
 {
@@ -129,7 +129,7 @@ static void vhost_blk_coalesce_window(struct vhost_blk_queue *q,
 	if (!(READ_ONCE(q->blk->opt.flags) & VHOST_BLK_OPT_COALESCE_AUTO))
 		vhost_blk_trial_abandon(&c->trial);
 	else if (c->deepest <= 1 || (idle && c->was_idle))
-		vhost_blk_begin_anew(c);
+		vhost_blk_coalesce_reset(c);
 	else if (idle)
 		/* One such window is a gap between two loads, which may be alike. */
 		vhost_blk_trial_abandon(&c->trial);
@@ -178,7 +178,7 @@ static void vhost_blk_look_at_window(struct vhost_blk_queue *q)
 void vhost_blk_coalesce_init(struct vhost_blk_queue *q)
 {
 	q->coalesce = (struct vhost_blk_coalesce) {};
-	vhost_blk_begin_anew(&q->coalesce);
+	vhost_blk_coalesce_reset(&q->coalesce);
 }
 
 /**

@@ -14,8 +14,10 @@
 #define CREATE_TRACE_POINTS
 #include "trace.h"
 
-/* The lowest number of our own ioctls; the vhost core's are all below. */
+/* The lowest number of our own ioctls; the vhost core's are all below. New ones go downwards. */
 #define VHOST_BLK_OWN_NR_MIN	0xf0
+/* The lowest one that this module knows. */
+#define VHOST_BLK_KNOWN_NR_MIN	_IOC_NR(VHOST_BLK_SHARE_LIMITS)
 
 static const u64 vhost_blk_backend_features = BIT_ULL(VHOST_BACKEND_F_IOTLB_MSG_V2);
 
@@ -177,7 +179,10 @@ static bool vhost_blk_is_own(unsigned int cmd)
 	return _IOC_TYPE(cmd) == VHOST_VIRTIO && _IOC_NR(cmd) >= VHOST_BLK_OWN_NR_MIN;
 }
 
-/* Ioctls that need neither the device nor dev.mutex, and so never wait for storage. */
+/*
+ * Ioctls that need neither the device nor dev.mutex, and so never wait for storage. Nor do unknown ones: a caller
+ * that asks for a new one may still choose the number of queues.
+ */
 static long vhost_blk_unlocked_ioctl(struct vhost_blk *blk, unsigned int cmd, void __user *argp)
 {
 	u64 features;
@@ -190,8 +195,12 @@ static long vhost_blk_unlocked_ioctl(struct vhost_blk *blk, unsigned int cmd, vo
 		features = vhost_blk_backend_features;
 		return copy_to_user(argp, &features, sizeof(features)) ? -EFAULT : 0;
 	}
+	if (_IOC_TYPE(cmd) != VHOST_VIRTIO)
+		return -ENOTTY;
 	if (!vhost_blk_is_own(cmd))
 		return -ENOIOCTLCMD;
+	if (_IOC_NR(cmd) < VHOST_BLK_KNOWN_NR_MIN)
+		return -ENOTTY;
 	switch (_IOC_NR(cmd)) {
 	case _IOC_NR(VHOST_BLK_SET_NUM_QUEUES):
 		return vhost_blk_set_num_queues(blk, argp, _IOC_SIZE(cmd));

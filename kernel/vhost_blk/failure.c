@@ -15,9 +15,10 @@
  * @blk: the device
  * @kind: VHOST_BLK_FAILURE_*
  * @error: a negative errno
- * @sector: of the request; U64_MAX: no request failed
+ * @req: the request that failed, or NULL
  */
-void vhost_blk_note_failure(struct vhost_blk *blk, u32 kind, int error, u64 sector)
+void vhost_blk_note_failure(struct vhost_blk *blk, u32 kind, int error,
+			    const struct vhost_blk_req *req)
 {
 	struct vhost_blk_failure *failure = &blk->failure;
 
@@ -27,10 +28,10 @@ void vhost_blk_note_failure(struct vhost_blk *blk, u32 kind, int error, u64 sect
 	/* The reason of a halt is noted before its failure. */
 	if (!(failure->kinds & ~VHOST_BLK_FAILURE_HALTED)) {
 		failure->error = -error;
-		failure->sector = sector;
+		failure->sector = req ? vhost_blk_first_sector(req) : U64_MAX;
 	}
 	failure->kinds |= kind;
-	failure->count += sector != U64_MAX;
+	failure->count += !!req;
 	spin_unlock(&blk->failure_lock);
 }
 
@@ -92,7 +93,7 @@ void vhost_blk_request_failed(const struct vhost_blk_req *req)
 		WRITE_ONCE(req->be->sync_error, req->error);
 	if (READ_ONCE(req->be->sync_error) && (req->type == VIRTIO_BLK_T_FLUSH || req->durable))
 		kind |= VHOST_BLK_FAILURE_SYNC;
-	vhost_blk_note_failure(req->q->blk, kind, req->error, req->sector);
+	vhost_blk_note_failure(req->q->blk, kind, req->error, req);
 }
 
 /**

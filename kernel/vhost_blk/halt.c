@@ -44,7 +44,7 @@ static void vhost_blk_halt_by(const struct vhost_blk_req *req)
 		failure->kinds |= VHOST_BLK_FAILURE_HALTED;
 		failure->halt_type = req->type;
 		failure->halt_error = -req->error;
-		failure->halt_sector = req->sector;
+		failure->halt_sector = vhost_blk_first_sector(req);
 		failure->halt_bytes = req->nr_ranges ?
 			vhost_blk_range_sectors(req) << SECTOR_SHIFT : req->bytes;
 	}

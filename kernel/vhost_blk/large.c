@@ -88,7 +88,7 @@ static int vhost_blk_map_piece(struct vhost_blk_req *req)
 
 	while ((err = vhost_blk_try_map_piece(req)) == -ENOMEM) {
 		if (vhost_blk_should_abort(req))
-			return -EIO;
+			return vhost_blk_abort_error(req);
 		schedule_timeout_uninterruptible(VHOST_BLK_LARGE_INTERVAL);
 	}
 	return err;
@@ -111,7 +111,7 @@ static int vhost_blk_move_piece(struct vhost_blk_req *req)
 	int err;
 
 	if (vhost_blk_should_abort(req))
-		return -EIO;
+		return vhost_blk_abort_error(req);
 	err = vhost_blk_map_piece(req);
 	if (err)
 		return err;

@@ -223,7 +223,7 @@ u64 vhost_blk_limit_debt(struct vhost_blk *blk)
 					     NSEC_PER_MSEC) : 0;
 }
 
-/* The latest time to which the clock of an idle limit is set. */
+/* The lower bound of an idle clock: the present time less the burst. */
 static u64 vhost_blk_limit_earliest(const struct vhost_blk_limits *limits, u64 now)
 {
 	u64 burst = READ_ONCE(limits->burst_ns);

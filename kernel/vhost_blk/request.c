@@ -167,6 +167,19 @@ u64 vhost_blk_range_sectors(const struct vhost_blk_req *req)
 	return sectors;
 }
 
+/**
+ * vhost_blk_first_sector - the begin of a request on the disk
+ * @req: the request, whose header is checked
+ *
+ * Return: its first sector; U64_MAX: it is about none.
+ */
+u64 vhost_blk_first_sector(const struct vhost_blk_req *req)
+{
+	if (req->type == VIRTIO_BLK_T_IN || req->type == VIRTIO_BLK_T_OUT)
+		return req->sector;
+	return req->nr_ranges ? req->ranges[0].sector : U64_MAX;
+}
+
 /*
  * All ranges are checked before the first one starts. @limit holds for each of them and, unless a
  * stop skips them, for their sum.

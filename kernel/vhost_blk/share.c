@@ -15,7 +15,7 @@
  * Devices that always have requests get the same share. The tag of a device is the cost of its
  * requests so far. A device that waits publishes its tag and the end of its wait, if its tag is the
  * lowest. A device with a higher tag then gives way: all its queues wait for the difference, but for
- * VHOST_BLK_LEAD_WAIT at most, and make up for it by the burst.
+ * VHOST_BLK_LIMITS_GIVE_WAY_NS at most, and make up for it by the burst.
  */
 #include <linux/mm.h>
 #include <linux/overflow.h>
@@ -25,12 +25,6 @@
 
 #include "vhost_blk.h"
 
-/* Longest time that a device gives way to others, in nanoseconds: less than the least burst. */
-#define VHOST_BLK_LEAD_WAIT	(6 * NSEC_PER_MSEC)
-/* Time, in nanoseconds, after the end of its wait from which a device does not count as waiting. */
-#define VHOST_BLK_BEHIND_AGE	(8 * NSEC_PER_MSEC)
-/* Cost, in nanoseconds, that a device which returns may lag behind the others. */
-#define VHOST_BLK_LAG_MAX	(100 * NSEC_PER_MSEC)
 /* Pinned pages of a member. */
 #define VHOST_BLK_MEMBER_PAGES	2
 /* Attempts to add to a debt: the owner may change it all the time. */
@@ -197,7 +191,7 @@ static void vhost_blk_member_refresh(struct vhost_blk_member *member)
 /* The latest end of a wait for the limits. A later one is that of limits that were replaced. */
 static u64 vhost_blk_latest(u64 at, u64 now)
 {
-	return clamp(at, now, U64_MAX - VHOST_BLK_LEAD_WAIT) + VHOST_BLK_LEAD_WAIT;
+	return clamp(at, now, U64_MAX - VHOST_BLK_LIMITS_GIVE_WAY_NS) + VHOST_BLK_LIMITS_GIVE_WAY_NS;
 }
 
 /* True if another device waits, and has published its tag. */
@@ -208,7 +202,7 @@ static bool vhost_blk_member_other_waits(const struct vhost_blk_member *member, 
 
 	/* Its wait usually ends later than @now. */
 	return READ_ONCE(limits->behind_by) != member->id && until <= vhost_blk_latest(at, now) &&
-	       (s64)(now - until) < VHOST_BLK_BEHIND_AGE;
+	       (s64)(now - until) < VHOST_BLK_LIMITS_BEHIND_AGE_NS;
 }
 
 /* The time for which the device gives way. */
@@ -218,14 +212,14 @@ static u64 vhost_blk_member_lead(const struct vhost_blk_member *member, u64 at, 
 
 	if (tag <= behind || !vhost_blk_member_other_waits(member, at, now))
 		return 0;
-	return min_t(u64, tag - behind, VHOST_BLK_LEAD_WAIT);
+	return min_t(u64, tag - behind, VHOST_BLK_LIMITS_GIVE_WAY_NS);
 }
 
 static void vhost_blk_member_give_way(struct vhost_blk_member *member, u64 at, u64 now)
 {
 	u64 lead = vhost_blk_member_lead(member, at, now);
 
-	at = clamp(at, now, U64_MAX - VHOST_BLK_LEAD_WAIT);
+	at = clamp(at, now, U64_MAX - VHOST_BLK_LIMITS_GIVE_WAY_NS);
 	if (lead)
 		WRITE_ONCE(member->gate, max(READ_ONCE(member->gate), at + lead));
 }
@@ -237,8 +231,8 @@ static void vhost_blk_member_tell(struct vhost_blk_member *member, u64 at, u64 n
 	u64 tag = READ_ONCE(member->tag), top = READ_ONCE(limits->top);
 
 	/* A device that returns has saved up little. */
-	if (top > VHOST_BLK_LAG_MAX && tag < top - VHOST_BLK_LAG_MAX) {
-		tag = top - VHOST_BLK_LAG_MAX;
+	if (top > VHOST_BLK_LIMITS_TAG_LEAD_NS && tag < top - VHOST_BLK_LIMITS_TAG_LEAD_NS) {
+		tag = top - VHOST_BLK_LIMITS_TAG_LEAD_NS;
 		WRITE_ONCE(member->tag, tag);
 	}
 	if (vhost_blk_member_other_waits(member, at, now) && tag >= READ_ONCE(limits->behind))

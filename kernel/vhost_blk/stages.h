@@ -35,6 +35,7 @@ void vhost_blk_put_back_chain(struct vhost_blk_queue *q, struct vhost_blk_req *r
 /* request.c */
 int vhost_blk_check_writable(const struct vhost_blk_req *req);
 u64 vhost_blk_range_sectors(const struct vhost_blk_req *req);
+u64 vhost_blk_first_sector(const struct vhost_blk_req *req);
 bool vhost_blk_storage_failed(const struct vhost_blk_req *req, int err);
 int vhost_blk_parse(struct vhost_blk_req *req, const struct vhost_blk_chain *chain,
 		    struct iov_iter *data);
@@ -75,6 +76,7 @@ int vhost_blk_file_zero(struct vhost_blk_req *req, loff_t pos, loff_t len);
 void vhost_blk_defer(struct vhost_blk_req *req);
 void vhost_blk_deferred_work(struct work_struct *work);
 bool vhost_blk_should_abort(const struct vhost_blk_req *req);
+int vhost_blk_abort_error(const struct vhost_blk_req *req);
 bool vhost_blk_wait_to_retry(const struct vhost_blk_req *req);
 
 /* completion.c */

@@ -64,7 +64,7 @@ enum vhost_blk_trial_step {
 };
 
 /**
- * vhost_blk_trial_differs - whether the present window uses the other choice
+ * vhost_blk_trial_differs - true if the present window uses the other choice
  * @trial: the trial
  *
  * The order is ABBA, so that a steady change of the load affects both alike.

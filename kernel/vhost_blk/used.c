@@ -11,8 +11,8 @@
 #include "trace.h"
 
 /*
- * True if the driver wants a call, as vhost_signal() finds out right afterwards. It alone decides: for
- * the counters, a driver that changes its mind in between does not matter.
+ * True if the driver wants a call. Only the counters use this: vhost_signal() decides, and may differ if the driver
+ * changes its event index in between.
  */
 static bool vhost_blk_call_wanted(struct vhost_virtqueue *vq)
 {

@@ -229,7 +229,8 @@ int vhost_blk_set_region(struct vhost_blk *blk, const struct vhost_blk_inflight 
 void vhost_blk_forget_regions(struct vhost_blk *blk);
 
 /* failure.c */
-void vhost_blk_note_failure(struct vhost_blk *blk, u32 kind, int error, u64 sector);
+void vhost_blk_note_failure(struct vhost_blk *blk, u32 kind, int error,
+			    const struct vhost_blk_req *req);
 int vhost_blk_set_failure_event(struct vhost_blk *blk, int fd);
 int vhost_blk_get_failure(struct vhost_blk *blk, void __user *argp);
 

@@ -81,6 +81,17 @@ bool vhost_blk_should_abort(const struct vhost_blk_req *req)
 }
 
 /**
+ * vhost_blk_abort_error - the error of a request that is aborted
+ * @req: the request
+ *
+ * Return: -ENODEV if the storage was removed; -EIO otherwise.
+ */
+int vhost_blk_abort_error(const struct vhost_blk_req *req)
+{
+	return READ_ONCE(req->be->dead) ? -ENODEV : -EIO;
+}
+
+/**
  * vhost_blk_wait_to_retry - wait before a repetition of I/O that failed for lack of memory
  * @req: the request
  *
@@ -117,7 +128,7 @@ static int vhost_blk_do_range(struct vhost_blk_req *req, const struct vhost_blk_
 		u32 part = min_t(u32, left, VHOST_BLK_RANGE_PIECE_SECTORS);
 
 		if (vhost_blk_should_abort(req))
-			return READ_ONCE(req->be->dead) ? -ENODEV : -EIO;
+			return vhost_blk_abort_error(req);
 		/* The owner's option is for requests taken after it. */
 		if (vhost_blk_became_read_only(req->be))
 			return -EROFS;

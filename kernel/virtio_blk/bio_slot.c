@@ -210,7 +210,7 @@ static int virtblk_slot_alloc_sg(struct virtblk_queue *q, struct virtblk_slot *s
 		return 0;
 	if (!locked || q->reserve_busy)
 		return -ENOMEM;
-	/* It becomes free again: its user is about to be in flight. */
+	/* The reserve is free again soon: its user goes into the ring, and its completion frees it. */
 	q->reserve_busy = true;
 	slot->uses_reserve = true;
 	sg_init_table(q->reserve_sg, segments);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * Looks at the used ring, and the interrupt between them.
+ * Scans of the used ring; a scan arms the interrupt before the next.
  */
 #ifndef _VIRTBLK_LOOK_H
 #define _VIRTBLK_LOOK_H

@@ -301,13 +301,13 @@ static void virtblk_remove(struct virtio_device *vdev)
 	virtblk_begin_drain(blk);
 	if (blk->added)
 		virtblk_remove_disk(blk);
+	/* Waits for submitters of requests that have ended: they may still kick, and start the watchdog. */
+	synchronize_rcu();
 	cancel_delayed_work_sync(&blk->watchdog);
 	cancel_work_sync(&blk->abort_work);
 	if (blk->added && !blk->use_bio)
 		blk_mq_free_tag_set(&blk->tag_set);
 
-	/* Waits for submitters of requests that have ended: they may still kick. */
-	synchronize_rcu();
 	mutex_lock(&blk->vdev_mutex);
 	virtblk_reset(vdev);
 	virtblk_hide_status(vdev);

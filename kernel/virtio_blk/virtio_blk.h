@@ -16,7 +16,7 @@
  *	bio_slot.c	bio path: pool of slots, merging of bios, their scatterlists
  *	bio_query.c	bio path: query of the serial number
  *	request.c	one request as the device sees it, into the ring and out of it
- *	look.h		looks at the used ring, and the interrupt between them
+ *	look.h		scans of the used ring; a scan arms the interrupt before the next
  *	compat.h	differences between kernels
  *
  * Only work items go upwards: a broken ring queues &virtblk.abort_work, and a submission starts

@@ -47,13 +47,13 @@ use waits::Waits;
 /// plane has the same.
 pub(crate) const LEAD_MAX: Nanos = 10_000_000;
 /// Maximum lead of a disk's tag, in nanoseconds of cost, over a disk that waits when no queue waits:
-/// the lead comes from a time in which the limit delayed nobody.
-const TAG_LEAD_MAX: u64 = 100_000_000;
+/// the lead comes from a time in which the limit delayed no request. The kernel plane has the same.
+pub(crate) const TAG_LEAD_MAX: u64 = 100_000_000;
 /// Maximum time for which a disk gives way to one of the kernel plane, in nanoseconds: less than the
-/// least burst.
-const LEAD_WAIT: Nanos = 6_000_000;
-/// Time after the end of its wait from which a disk does not count as waiting.
-const BEHIND_AGE: Nanos = 8_000_000;
+/// least burst. The kernel plane has the same.
+pub(crate) const GIVE_WAY_MAX: Nanos = 6_000_000;
+/// Time after the end of its wait from which a disk does not count as waiting. The kernel plane has the same.
+pub(crate) const BEHIND_AGE: Nanos = 8_000_000;
 
 pub(crate) use crate::latency::Nanos;
 
@@ -445,9 +445,9 @@ impl Share {
         let until = clocks.behind_ns.load(Relaxed);
         // A later end is that of limits that were replaced.
         let waits = now.saturating_sub(until) < BEHIND_AGE
-            && until <= at.max(now).saturating_add(LEAD_WAIT);
+            && until <= at.max(now).saturating_add(GIVE_WAY_MAX);
         if waits && clocks.behind_by.load(Relaxed) != self.number && tag >= behind {
-            return (tag - behind).min(LEAD_WAIT);
+            return (tag - behind).min(GIVE_WAY_MAX);
         }
         clocks.behind.store(tag, Relaxed);
         clocks.behind_by.store(self.number, Relaxed);

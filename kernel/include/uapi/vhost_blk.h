@@ -73,7 +73,7 @@
 /** VHOST_BLK_SET_SERIAL - the answer to GET_ID, padded with zeroes; at any time */
 #define VHOST_BLK_SET_SERIAL	_IOW(VHOST_VIRTIO, 0xFE, __u8[VHOST_BLK_SERIAL_BYTES])
 
-/** VHOST_BLK_GET_INFO - what the module and the attached backend can do; see &vhost_blk_info */
+/** VHOST_BLK_GET_INFO - capabilities of the module and of the attached backend; see &vhost_blk_info */
 #define VHOST_BLK_GET_INFO	_IOWR(VHOST_VIRTIO, 0xFD, struct vhost_blk_info)
 
 /**
@@ -97,14 +97,14 @@
  */
 #define VHOST_BLK_SET_QUEUE	_IOW(VHOST_VIRTIO, 0xFC, struct vhost_vring_state)
 
-/** VHOST_BLK_SET_OPTIONS - how the disk behaves; see &vhost_blk_options */
+/** VHOST_BLK_SET_OPTIONS - behaviour of the disk; see &vhost_blk_options */
 #define VHOST_BLK_SET_OPTIONS	_IOW(VHOST_VIRTIO, 0xFB, struct vhost_blk_options)
 
-/** VHOST_BLK_SET_INFLIGHT - where to keep track of taken chains; see &vhost_blk_inflight */
+/** VHOST_BLK_SET_INFLIGHT - memory for the record of taken chains; see &vhost_blk_inflight */
 #define VHOST_BLK_SET_INFLIGHT	_IOW(VHOST_VIRTIO, 0xFA, struct vhost_blk_inflight)
 
 /**
- * VHOST_BLK_SET_NUM_QUEUES - how many queues the device has, at most %VHOST_BLK_QUEUES_MAX
+ * VHOST_BLK_SET_NUM_QUEUES - number of queues of the device, at most %VHOST_BLK_QUEUES_MAX
  *
  * Without it, it has %VHOST_BLK_QUEUES_MAX, each of which takes some 60 KiB of memory from
  * VHOST_SET_OWNER on. It must come before all other ioctls but VHOST_BLK_GET_INFO,
@@ -125,7 +125,7 @@
  */
 #define VHOST_BLK_SET_FAILURE_EVENT	_IOW(VHOST_VIRTIO, 0xF8, __s32)
 
-/** VHOST_BLK_GET_FAILURE - what has failed since the last time; see &vhost_blk_failure */
+/** VHOST_BLK_GET_FAILURE - failures since the last call; see &vhost_blk_failure */
 #define VHOST_BLK_GET_FAILURE	_IOWR(VHOST_VIRTIO, 0xF7, struct vhost_blk_failure)
 
 /**
@@ -246,7 +246,7 @@ struct vhost_blk_info {
 #define VHOST_BLK_BATCH_SIZE_MAX	64
 
 /**
- * struct vhost_blk_options - how the disk behaves
+ * struct vhost_blk_options - behaviour of the disk
  * @size: bytes that the caller fills in, at least 8
  * @flags: VHOST_BLK_OPT_*; unknown ones are refused (EINVAL)
  * @max_discard_sectors: larger DISCARD ranges get S_IOERR; 0: only the capacity limits them
@@ -332,17 +332,17 @@ struct vhost_blk_inflight {
 #define VHOST_BLK_FAILURE_HALTED	(1u << 6)	/* a request has halted the device; halt_* */
 
 /**
- * struct vhost_blk_failure - how the backend failed since the last VHOST_BLK_GET_FAILURE
+ * struct vhost_blk_failure - failures of the backend since the last VHOST_BLK_GET_FAILURE
  * @size: in: bytes the caller has room for, at least 8 (EINVAL); out: bytes that the module knows.
  *	The smaller number of bytes is written.
  * @kinds: out: VHOST_BLK_FAILURE_* of all failures; 0: there was none
  * @count: out: requests that failed
- * @sector: out: first sector of the first one; all ones: the failure was no request's
+ * @sector: out: first sector of the first one; all ones: it was a FLUSH, or the failure was no request's
  * @error: out: errno of the first failure, positive
  * @reserved: out: 0
  * @halt_type: out: VIRTIO_BLK_T_* of the request that has halted the device
  * @halt_error: out: its errno, positive
- * @halt_sector: out: its first sector
+ * @halt_sector: out: its first sector; all ones: it is a FLUSH
  * @halt_bytes: out: bytes that it moves, or that its ranges name; 0 if the storage was removed before
  *
  * Requests that the module refuses because the driver made them wrong are no failures.

@@ -38,6 +38,15 @@ struct vhost_blk_debt {
  * long for a large request of another one.
  */
 #define VHOST_BLK_LIMITS_LEAD_NS	10000000
+/* Longest time, in nanoseconds, that a device gives way to others: less than the least burst. */
+#define VHOST_BLK_LIMITS_GIVE_WAY_NS	6000000
+/* Time, in nanoseconds, after the end of its wait from which a device does not count as waiting. */
+#define VHOST_BLK_LIMITS_BEHIND_AGE_NS	8000000
+/*
+ * Cost, in nanoseconds, by which a device that returns may lag behind the others: their lead comes from a time in
+ * which the limits delayed no request.
+ */
+#define VHOST_BLK_LIMITS_TAG_LEAD_NS	100000000
 
 /**
  * struct vhost_blk_limits - limits on the rate that devices of one owner share

@@ -200,7 +200,7 @@ ioctl_iow_nr!(SET_VRING_BUSYLOOP_TIMEOUT, VHOST, 0x23, vhost_vring_state);
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::limits::{Bucket, Clocks, Debt, LEAD_MAX};
+    use crate::limits::{BEHIND_AGE, Bucket, Clocks, Debt, GIVE_WAY_MAX, LEAD_MAX, TAG_LEAD_MAX};
     use std::collections::BTreeMap;
     use std::fmt::Write as _;
     use std::mem::offset_of;
@@ -258,6 +258,9 @@ mod tests {
             ("VHOST_BLK_GET_KEPT", GET_KEPT()),
             ("VHOST_BLK_SHARE_LIMITS", SHARE_LIMITS()),
             ("VHOST_BLK_LIMITS_LEAD_NS", LEAD_MAX),
+            ("VHOST_BLK_LIMITS_GIVE_WAY_NS", GIVE_WAY_MAX),
+            ("VHOST_BLK_LIMITS_BEHIND_AGE_NS", BEHIND_AGE),
+            ("VHOST_BLK_LIMITS_TAG_LEAD_NS", TAG_LEAD_MAX),
             ("VHOST_BLK_TRACED_VALID", TRACED_VALID.into()),
             ("VHOST_BLK_TRACED_FAILED", TRACED_FAILED.into()),
             ("VHOST_BLK_FAILURE_IO", FAILURE_IO.into()),

@@ -119,7 +119,7 @@ fn a_disk_gives_way_to_one_of_the_kernel_plane_that_is_behind() {
     assert_eq!(ahead.give_way(now, now), 0, "no disk is on the kernel plane");
     let _user = ahead.add_kernel_user();
     let at = now + SECOND;
-    assert_eq!(ahead.give_way(at, now), LEAD_WAIT);
+    assert_eq!(ahead.give_way(at, now), GIVE_WAY_MAX);
     clocks.behind.store(SECOND / 100 - 5, Relaxed);
     assert_eq!(ahead.give_way(at, now), 5);
     ahead.waits_no_more();

@@ -215,12 +215,15 @@ pub(crate) fn sizes(env: &Env, disk: Result<Disk>) -> Result<()> {
         fresh.raw(with_size(abi::BLK_SET_NUM_QUEUES, size_of_val(argument)), argument)
     };
     fails("SET_NUM_QUEUES", set(&mut [2, 0, 1]), libc::E2BIG)?;
-    set(&mut [2, 0, 0]).context("zeroes behind SET_NUM_QUEUES")?;
-    // The module never passes unknown numbers of its own range to the core.
-    for nr in [0xf0, 0xf1] {
-        let unknown = with_size(0xc000_af00 | nr, 8);
-        fails("an unknown number", device.raw(unknown, &mut 0_u64), libc::ENOTTY)?;
+    // The module never passes unknown numbers of its own range to the core, and they choose no number of queues.
+    let own = [0xf0, 0xf1].map(|nr| with_size(0xc000_af00 | nr, 8));
+    for unknown in own.into_iter().chain([libc::TCGETS as u32]) {
+        for device in [&device, &fresh] {
+            let call = device.raw(unknown, &mut [0_u64; 8]);
+            fails("an unknown number", call, libc::ENOTTY)?;
+        }
     }
+    set(&mut [2, 0, 0]).context("zeroes behind SET_NUM_QUEUES")?;
     Ok(())
 }
 

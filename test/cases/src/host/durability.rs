@@ -168,8 +168,11 @@ pub(crate) fn lost_write(env: &Env) -> Result<()> {
     };
     lost(&env.on(Plane::Direct), &|target, disk| {
         let kernel = target.device.session().kernel().context("a kernel device")?.device();
-        let kinds = kernel.failure()?.kinds;
+        let failure = kernel.failure()?;
+        let kinds = failure.kinds;
         ensure!(kinds & abi::FAILURE_SYNC != 0, "the owner is told of {kinds:#x}");
+        let of_flushes = (failure.count, failure.sector);
+        ensure!(of_flushes == (2, u64::MAX), "count and sector of two FLUSHes: {of_flushes:?}");
         kernel.set_backend(0, Some(disk.open()?.as_raw_fd()))?;
         flush_ends(&mut target.device, S_IOERR).context("after the file was attached again")
     })?;

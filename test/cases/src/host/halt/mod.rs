@@ -66,13 +66,13 @@ fn failing(flags: u32) -> Result<(Disk, Dm, Device)> {
     Ok((disk, dm, device))
 }
 
-/// Checks that a write at [`SECTOR`], or a flush, has halted the device.
+/// Checks that a write at [`SECTOR`], or a flush, which has no sector, has halted the device.
 fn halted_by(device: &mut Device, (kind, bytes): (u32, u64), errno: i32) -> Result<()> {
     let failure = kernel(device)?.failure()?;
     ensure!(failure.kinds & abi::FAILURE_HALTED != 0, "no halt: {failure:?}");
     ensure!(failure.kinds & !abi::FAILURE_HALTED != 0, "no failure: {failure:?}");
     let about = (failure.halt_type, failure.halt_error, failure.halt_sector, failure.halt_bytes);
-    let sector = if kind == T_OUT { SECTOR } else { 0 };
+    let sector = if kind == T_OUT { SECTOR } else { u64::MAX };
     ensure!(about == (kind, errno as u32, sector, bytes), "{failure:?}");
     let again = kernel(device)?.failure()?;
     ensure!(again.kinds & abi::FAILURE_HALTED == 0, "the halt is told twice: {again:?}");
