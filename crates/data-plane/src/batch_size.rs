@@ -27,7 +27,7 @@ const SURVEY_ORDER: [usize; SIZES.len()] = [FIRST, 2, 3, 4, 0];
 const SURVEY_WINDOWS: usize = 3 * SIZES.len();
 /// The rate that all windows of a size need in the survey to win, over the best window of the first size.
 const SURVEY_GAIN: f64 = 1.15;
-/// Requests in the storage that make a queue a deep one.
+/// Requests in flight that make a queue a deep one.
 const IN_FLIGHT_MIN: usize = 4;
 /// Turns with work between two readings of the clock.
 const TURNS_PER_CLOCK: u32 = 16;
@@ -146,17 +146,23 @@ impl BatchSize {
         self.window.is_deep = true;
     }
 
-    /// Records the operations that a turn handed to the storage, the requests that it showed to drivers,
-    /// and those that the storage had between the two. Without any, the size makes no difference.
+    /// Records the operations that a turn handed to the storage, the requests that it showed to drivers, and the most
+    /// that one of their queues had just before (`depth`). `in_storage`: the requests of the thread that the storage had
+    /// between the two; without any, the size makes no difference.
     #[inline]
-    pub(crate) fn turned(&mut self, submitted: usize, finished: u64, in_storage: usize) {
+    pub(crate) fn turned(
+        &mut self,
+        submitted: usize,
+        (finished, depth): (u64, u64),
+        in_storage: usize,
+    ) {
         if in_storage == 0 || submitted as u64 + finished == 0 || self.fixed.is_some() {
             return;
         }
         let window = &mut self.window;
         window.turns += 1;
         window.requests += finished;
-        window.is_deep |= in_storage >= IN_FLIGHT_MIN;
+        window.is_deep |= depth >= IN_FLIGHT_MIN as u64;
         if window.turns.is_multiple_of(TURNS_PER_CLOCK) {
             self.look(Instant::now());
         }
@@ -402,7 +408,7 @@ mod tests {
             if batch_size.wants_depth() && requests < depth {
                 batch_size.left_chain();
             }
-            batch_size.turned(requests, requests as u64, requests);
+            batch_size.turned(requests, (requests as u64, requests as u64), requests);
             batch_size.window.requests = WINDOW_REQUESTS_MIN * requests as u64;
             batch_size.look(now);
         }
@@ -445,9 +451,16 @@ mod tests {
     }
 
     #[test]
-    fn a_fixed_size_stays() {
+    fn a_fixed_size_counts_no_window_of_a_survey_or_trial() {
         let mut batch_size = BatchSize::new(Some(7));
-        (0..10_000).for_each(|_| batch_size.turned(7, 7, 7));
-        assert_eq!(batch_size.size(), 7);
+        (0..10_000).for_each(|_| batch_size.turned(7, (7, 7), 7));
+        assert_eq!((batch_size.size(), batch_size.turns()), (7, 0));
+    }
+
+    #[test]
+    fn many_shallow_queues_are_no_deep_one() {
+        let mut batch_size = BatchSize::new(None);
+        batch_size.turned(8, (8, 1), 8);
+        assert!(!batch_size.is_deep());
     }
 }

@@ -19,7 +19,7 @@ const MICROSECOND: Nanos = 1000;
 const WINDOW: Nanos = trial::WINDOW.as_nanos() as Nanos;
 const WINDOW_MAX: Nanos = trial::WINDOW_MAX.as_nanos() as Nanos;
 
-/// Maximum time for which a call is held.
+/// Time after which a held call is due: the next turn of the thread sends it.
 const HOLD_MAX: Nanos = 100 * MICROSECOND;
 /// Time without a new chain or completion after which the driver is taken to wait; at most the
 /// maximum of polling.

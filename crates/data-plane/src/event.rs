@@ -13,7 +13,7 @@ const TAG_REMOTE: u64 = 5;
 const TAG_IO_WORKERS: u64 = 6;
 const TAG_IN_KERNEL_THREAD: u64 = 7;
 
-/// Bits of a slot that hold the index of an entry of a queue's in-flight table. Slots are dense:
+/// Bits of a slot that hold the index of an entry of a queue's request table. Slots are dense:
 /// wrappers keep a list with a place for each slot.
 const ENTRY_BITS: u32 = DEPTH_MAX.ilog2();
 
@@ -119,7 +119,7 @@ fn token_of(data: u64) -> Token {
     Token { slot: Slot(data as u32), layer: (data >> 32) as u8 }
 }
 
-/// Packs the disk's number of a queue and the index of an entry of its in-flight table.
+/// Packs the disk's number of a queue and the index of an entry of its request table.
 #[inline]
 pub(crate) fn slot_of(queue: u16, entry: u16) -> Slot {
     debug_assert!(entry < DEPTH_MAX);

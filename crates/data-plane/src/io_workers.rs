@@ -40,16 +40,16 @@ impl Default for IoWorkers {
     }
 }
 
-/// Number of requests that a queue may give to the storage, which has so many of the queue, of its disk and
-/// of all disks of the thread.
+/// Number of further requests that a queue may give to the storage, which has `queue` requests of it, `disk` of its disk
+/// and `thread` of all disks of the thread.
 ///
-/// A queue may have as many requests there as [`IN_STORAGE_MAX`] leaves beside those of the disk and of the
-/// thread. So one full queue has room; queues of a disk, and disks, that want more have the same number each
+/// It is about the largest n with `(queue + n) + (disk + n) + (thread + n) <= IN_STORAGE_MAX`, and at least
+/// `OWN - queue`. So one full queue has room; queues of a disk, and disks, that want more have the same number each
 /// as soon as some complete; and storage that does not answer never takes the room of the other disks.
 #[inline]
 pub(crate) fn room(queue: u32, disk: u32, thread: u32) -> u32 {
     let left = IN_STORAGE_MAX.saturating_sub(queue + disk + thread);
-    left.div_ceil(3).max(OWN.saturating_sub(queue)) // a request counts in all three
+    left.div_ceil(3).max(OWN.saturating_sub(queue))
 }
 
 /// The bound while so many requests have no answer. Few steps make few system calls.

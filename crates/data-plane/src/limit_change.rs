@@ -21,7 +21,7 @@ pub struct Limits {
 impl Limits {
     /// The burst, unless the user wants another one. QEMU has the same.
     pub const BURST_DEFAULT: Duration = Duration::from_millis(100);
-    /// Minimum burst: several times the longest sleep that a queue makes up for.
+    /// Minimum burst: more than the longest sleep that a queue makes up for (8 ms).
     pub const BURST_MIN: Duration = Duration::from_millis(10);
     /// Maximum burst.
     pub const BURST_MAX: Duration = Duration::from_secs(3600);

@@ -69,7 +69,7 @@ impl fmt::Display for PlaneKind {
 pub enum IoPoll {
     /// If the device has poll queues and, on the io_uring plane, trials show that it pays.
     Auto,
-    /// Always; I/O fails if the device has no poll queues.
+    /// Always; the disk does not start if the device has no poll queues.
     On,
     /// Never.
     #[default]

@@ -3,7 +3,8 @@
 //!
 //! Polling costs a thread that never sleeps while I/O is in flight, so it has to win. Windows of time
 //! with the two rings take turns, and the rates of transfers decide. A thread tries for all its disks
-//! with poll queues, because they share its rings and its time.
+//! with poll queues, because they share its rings and its time. Few transfers are not polled: the thread would wait for
+//! most of the time without a sleep.
 
 use crate::trial::{GAIN, Proof, Step, Trial, WINDOW, WINDOW_MAX, WINDOW_REQUESTS_MIN};
 use std::time::Instant;
@@ -16,6 +17,8 @@ const TRANSFERS_PER_CLOCK: u64 = 16;
 pub(crate) struct PollTrial {
     /// Transfers are polled, as the last trial decided.
     chosen: bool,
+    /// The last window had few transfers.
+    is_slow: bool,
     trial: Trial,
     since: Instant,
     transfers: u64,
@@ -26,6 +29,7 @@ impl PollTrial {
     pub(crate) fn new() -> Self {
         PollTrial {
             chosen: true,
+            is_slow: false,
             trial: Trial::new(Proof::Sure),
             since: Instant::now(),
             transfers: 0,
@@ -45,7 +49,7 @@ impl PollTrial {
     /// Returns whether transfers of the present window are polled.
     #[inline]
     fn polls(&self) -> bool {
-        self.chosen != self.trial.tries_other()
+        !self.is_slow && self.chosen != self.trial.tries_other()
     }
 
     #[cold]
@@ -56,10 +60,11 @@ impl PollTrial {
         }
         let rate = self.transfers as f64 / elapsed.as_secs_f64();
         (self.since, self.transfers) = (now, 0);
-        if elapsed < WINDOW_MAX {
-            self.measured(rate);
-        } else {
+        let was_slow = std::mem::replace(&mut self.is_slow, elapsed >= WINDOW_MAX);
+        if self.is_slow {
             self.trial.abandon();
+        } else if !was_slow {
+            self.measured(rate);
         }
     }
 
@@ -104,6 +109,20 @@ mod tests {
         let mut trial = PollTrial::new();
         assert!(polled(&mut trial, 4000, [1.0, 1.3]) > 3700);
         assert!(trial.chosen);
+    }
+
+    #[test]
+    fn few_transfers_are_not_polled_until_a_window_has_more() {
+        let mut trial = PollTrial::new();
+        let mut now = trial.since;
+        let mut window = |time, transfers| {
+            now += time;
+            trial.transfers = transfers;
+            trial.look(now);
+            trial.polls()
+        };
+        assert_eq!([(); 3].map(|()| window(WINDOW_MAX, WINDOW_REQUESTS_MIN - 1)), [false; 3]);
+        assert!(window(WINDOW, WINDOW_REQUESTS_MIN));
     }
 
     #[test]

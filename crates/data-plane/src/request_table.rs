@@ -115,8 +115,8 @@ impl RequestTable {
         submitted.map(|submitted| submitted.taken.at).min()
     }
 
-    /// Number of requests that the storage has had since `before`, or longer. Looks at few entries: the first
-    /// free one is taken first.
+    /// Number of requests in flight that were taken at `before` or earlier. Looks at the first entries only: the free
+    /// entry that was used last is taken next.
     pub(crate) fn taken_by(&self, before: Nanos) -> u32 {
         let submitted = self.entries.iter().filter_map(|entry| entry.submitted.as_ref());
         let old = submitted

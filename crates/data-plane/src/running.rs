@@ -147,7 +147,7 @@ impl RunningQueue {
         }
     }
 
-    /// Stage *chain*: takes a chain into a free entry of the in-flight table.
+    /// Stage *chain*: takes a chain into a free entry of the request table.
     #[inline]
     pub(crate) fn take(&mut self, clock: &mut Clock) -> Option<Taken> {
         let (is_new, is_traced) = (self.resubmit.is_empty(), self.health.is_traced());
@@ -355,7 +355,7 @@ impl RunningQueue {
         let written_bytes = completion.write(status);
         // Mark after the write: migration may send a page between an earlier mark and the write.
         if let Some(log) = self.virtqueue.log() {
-            // No more: the ranges of a GET_ID may name all memory many times, and each page takes time.
+            // Only the written bytes: the buffers of a GET_ID may name all memory many times, and each page takes time.
             let mut left = kind.written_bytes();
             for &(addr, len) in self.requests.entry(taken.index()).chain.writable_ranges() {
                 if left == 0 {

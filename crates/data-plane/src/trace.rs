@@ -109,9 +109,9 @@ pub(crate) fn is_any_traced() -> bool {
 #[derive(Debug, Default)]
 pub(crate) struct QueueTrace {
     pub(crate) arrivals: Arrivals,
-    /// When kicks were last asked for, the queue could take a chain and found none.
+    /// The ring was empty, and an entry free, when kicks were last asked for: the next chain comes with a kick.
     pub(crate) awaits_kick: bool,
-    /// By the index of the entry in the in-flight table; made at the first use.
+    /// By the index of the entry in the request table; made at the first use.
     noted: Vec<Noted>,
     /// Completed and unpublished requests.
     completed: Vec<Completed>,

@@ -124,7 +124,7 @@ impl Trial {
 
     /// Forgets all trials. The next one follows after the shortest pause.
     pub(crate) fn begin_anew(&mut self) {
-        self.end(true);
+        self.end(true); // as after a change, with the shortest pause
     }
 
     /// Ends a trial without a result, if there is one. The next one follows without a pause.

@@ -141,7 +141,7 @@ impl Worker {
         let events_max = batch_size * self.active.ids().len().max(1);
         let reaped_all = self.uring.reap(&mut self.events, events_max);
         worked |= !self.events.is_empty();
-        let (in_storage, mut finished) = (self.uring.in_storage as usize, 0);
+        let (in_storage, mut finished, mut depth) = (self.uring.in_storage as usize, 0, 0);
         // 4 completion of requests that the storage has finished
         self.handle_events();
         if reaped_all || reaping_at.is_none() {
@@ -153,10 +153,13 @@ impl Worker {
             // 5 used
             let published = queue.publish(&mut self.clock);
             finished += published;
+            if published > 0 {
+                depth = depth.max(u64::from(queue.requests.in_flight()) + published);
+            }
             // 6 notify
             self.holding |= queue.notify_if_due(published, &mut self.clock);
         }
-        self.batch_size.turned(submitted, finished, in_storage);
+        self.batch_size.turned(submitted, (finished, depth), in_storage);
         if worked {
             self.active.worked(&mut self.disks);
         }

@@ -86,10 +86,20 @@ impl Drop for FailureWatch {
     }
 }
 
+/// Waits for a signal of the module or of this process. `false`: the eventfd cannot be read.
+pub(super) fn wait_for(event: &EventFd) -> bool {
+    loop {
+        match event.read() {
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            read => return read.is_ok(),
+        }
+    }
+}
+
 /// Reports failures until the sender of `ended` is dropped. Asks once more after that, when the
 /// queues have drained: a sync that failed since the last line must not be forgotten.
 fn watch(report: impl Fn(), interval: Duration, event: &EventFd, ended: &mpsc::Receiver<()>) {
-    while event.read().is_ok() {
+    while wait_for(event) {
         report();
         if ended.recv_timeout(interval) == Err(RecvTimeoutError::Disconnected) {
             return report();

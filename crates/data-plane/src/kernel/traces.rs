@@ -122,7 +122,7 @@ impl Module {
 
     /// Reports records until the end of the run, and the ones of its last requests.
     fn follow(&self) {
-        while self.event.read().is_ok() {
+        while super::failures::wait_for(&self.event) {
             // Pairs with the Release in the drop: all records are there.
             let is_last = self.is_ending.load(Ordering::Acquire);
             self.report_all();

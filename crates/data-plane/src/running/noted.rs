@@ -6,7 +6,8 @@ use crate::latency::{Clock, Nanos};
 use crate::request_table::Taken;
 
 impl RunningQueue {
-    /// Notes for the trace that no chain was there, unless that has another reason.
+    /// Notes for the trace that the ring was empty. A full request table and a ring fault also yield no chain, and are
+    /// not noted.
     #[cold]
     pub(super) fn note_none(&mut self, clock: &mut Clock) {
         if self.requests.has_free() && !self.faulted {
