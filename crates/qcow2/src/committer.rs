@@ -4,7 +4,7 @@
 //! It is started by the first commit. A commit that follows a short one is carried out in place: two changes of
 //! threads would take longer.
 
-use crate::helper::Work;
+use crate::disk_thread::Work;
 use crate::job::Job;
 use crate::storage::CommitError;
 use std::io;
@@ -84,7 +84,7 @@ impl Committer {
 mod tests {
     use super::Work;
     use crate::crash_tests::{First, make, writer};
-    use crate::helper::{BATCH_MAX, Of, Reply, ToLane, start};
+    use crate::disk_thread::{BATCH_MAX, Of, Reply, ToLane, start};
     use crate::image::{Answer, Image, Piece, Question};
     use crate::storage::Log;
     use crate::tables::tests::overlay_with;

@@ -81,7 +81,7 @@ impl Writer {
         self.log.lock().expect("no thread panics").len()
     }
 
-    /// Runs the questions as one batch of the helper thread, and what a lane does afterwards.
+    /// Runs the questions as one batch of the thread of the disk, and what a lane does afterwards.
     fn batch(&mut self, batch: &[(u64, u64, u8)]) {
         let started = self.recorded();
         let mut answers = Vec::new();

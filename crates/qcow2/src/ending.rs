@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The end of the use of an image: what was discarded is unmapped, the tables are durable, and the mark goes.
 
-use crate::helper::Work;
+use crate::disk_thread::Work;
 use crate::{Qcow2Disk, answer_within};
 use std::io;
 use std::sync::Arc;

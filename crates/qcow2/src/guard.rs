@@ -12,7 +12,7 @@
 //! * A commit that would put a table on claimed data, or would free a table, fails before its first write.
 //!
 //! The opening does not wait for the L2 tables, which are many in a large image: the thread of the disk reads them
-//! in parts, between questions ([`crate::helper`]).
+//! in parts, between questions ([`crate::disk_thread`]).
 
 use crate::clusters::Clusters;
 use crate::entry::Entry;

@@ -2,15 +2,15 @@
 //! One thread's handle on a qcow2 disk.
 //!
 //! An I/O proceeds from its start in pieces, one at a time: each piece lies in a known extent and is
-//! an I/O of the file's own lane, or is a question to the helper thread. States of a slot:
+//! an I/O of the file's own lane, or is a question to the thread of the disk. States of a slot:
 //!
 //! ```text
 //! (none) -> File  <-> Asked     a piece in an extent; a question in flight
 //!        -> Sync                a FLUSH; the end of a write-through write whose tables are not durable
 //! ```
 
+use crate::disk_thread::{Reply, ToLane, Work};
 use crate::extents::{Extent, Extents, ZEROES};
-use crate::helper::{Reply, ToLane, Work};
 use crate::image::{Answer, COPY_MAX, Question};
 use crate::pages::CLUSTERS;
 use crate::piece::Piece;
@@ -215,7 +215,7 @@ impl Qcow2Lane {
         }
     }
 
-    /// Tells the helper thread that the next piece was punched out of the file.
+    /// Tells the thread of the disk that the next piece was punched out of the file.
     fn tell_discarded(&self, io: &Io, len: u64) {
         let punches = matches!(io.kind, IoKind::Discard | IoKind::WriteZeroes { unmap: true });
         if punches && self.limits.unmaps {
@@ -233,7 +233,7 @@ impl Qcow2Lane {
         act(&mut **lane, &mut Shifted { engine, first_file: *first_file, layer: file as u8 })
     }
 
-    /// Sends the question of the next piece to the helper thread.
+    /// Sends the question of the next piece to the thread of the disk.
     fn ask(&mut self, io: &mut Io, slot: Slot, engine: &mut dyn Engine) -> Step {
         let at = io.offset_bytes + io.done_bytes;
         let len = io.len_bytes - io.done_bytes;

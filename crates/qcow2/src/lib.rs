@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A qcow2 image as a disk.
 //!
-//! [`Qcow2Disk`] has one thread that works on the tables of the image through `imago` (`helper`,
+//! [`Qcow2Disk`] has one thread that works on the tables of the image through `imago` (`disk_thread`,
 //! `image`), and tells lanes the places around their questions, too (`around`). A lane keeps the places
 //! that it has learned (`extents`, `pages`) and does their I/O on the file itself, at the speed of a raw
 //! image (`lane`). Three rules keep the image consistent after a crash at any instant:
@@ -29,6 +29,7 @@ mod crash_tests;
 pub mod create;
 mod decompressed;
 mod describe;
+mod disk_thread;
 mod ending;
 mod entry;
 mod error;
@@ -37,7 +38,6 @@ mod fields;
 mod growth;
 mod guard;
 pub mod header;
-mod helper;
 #[cfg(test)]
 mod hold_tests;
 mod image;
@@ -83,7 +83,7 @@ use backend::mark::InUse as Mark;
 use backend::{Disk, File, FileOptions, Info, Lane, ResizeError};
 use chain::Link;
 use describe::describe;
-use helper::{Of, Work};
+use disk_thread::{Of, Work};
 use image::{Image, Piece};
 use in_use::InUse;
 use lane::{Limits, Qcow2Lane};
@@ -267,7 +267,7 @@ impl Qcow2Disk {
             }
         };
         let failed = |source| Qcow2Error::Image { path: path.into(), source };
-        let work = helper::start(image, sync_failed).map_err(failed)?;
+        let work = disk_thread::start(image, sync_failed).map_err(failed)?;
         let info = describe(path, &files, &options.file, header);
         let capacity_bytes = AtomicU64::new(info.capacity_sectors * 512);
         let (in_use, reclaimed) = (None, None);

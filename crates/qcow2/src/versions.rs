@@ -11,7 +11,7 @@
 //! the use, or the user sees the new epoch. The places of an epoch are in the list before it begins, so that a
 //! user that sees the epoch finds them.
 
-use crate::helper::Work;
+use crate::disk_thread::Work;
 use crate::unmap::DISCARDED_MAX;
 use rangemap::RangeSet;
 use std::collections::VecDeque;
