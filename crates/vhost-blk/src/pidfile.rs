@@ -144,6 +144,8 @@ mod tests {
     fn another_file_stays_as_it_is() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("image");
+        fs::write(&path, "").unwrap();
+        drop(write(&path).expect("an empty file holds nothing to lose"));
         for content in ["no id", "1234567890123456789012"] {
             fs::write(&path, content).unwrap();
             let why = write(&path).unwrap_err().to_string();

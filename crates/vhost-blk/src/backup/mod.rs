@@ -117,20 +117,22 @@ pub struct Source {
 /// # Errors
 /// [`Failure`]. No target remains then, except an incomplete one on storage that hangs.
 pub fn run(
-    disks: &Disks,
+    disks: &Arc<Disks>,
     order: &Arc<Order>,
     goes_on: &mut dyn FnMut(Option<Progress>) -> bool,
 ) -> Result<Progress, Failure> {
     let (what, disk) = (order.what(), &*order.disk);
     // The drained disk then has little to write for a clone, and the copier for its look at holes, while the guest
     // waits. Storage that hangs holds nothing else here.
-    let synced = disks.sync_image(disk, &what);
+    let goes_on = RefCell::new(goes_on);
+    let is_wanted = || (goes_on.borrow_mut())(None);
+    let synced = disks.sync_for((disk, &what), is_wanted);
     if order.reflink != Reflink::Never {
         synced?;
     }
     // Nothing else exchanges the storage at this moment, nor from then on: the slot is taken.
     let act = format!("the begin of a backup of the disk {disk}");
-    let turn = disks.turn(&what, act, &mut || goes_on(None))?;
+    let turn = disks.turn(&what, act, &mut || is_wanted())?;
     let sign = disks.use_target(disk, &what, "backup", order.target.path())?;
     // The slot is dropped last: the end of the disk waits for it, and the image is unlocked then.
     let source = disks.source_of_backup(&what, order)?;
@@ -142,8 +144,7 @@ pub fn run(
     let base = before.as_ref().map(|before| before.base.clone());
     let (of_thread, parts) = (Arc::clone(order), source.taken.parts());
     let open = move || Made::of(&of_thread, base.as_ref(), size_bytes, &parts);
-    let goes_on = RefCell::new(goes_on);
-    let is_wanted = || (goes_on.borrow_mut())(None) && !clusters.has_ended();
+    let is_wanted = || is_wanted() && !clusters.has_ended();
     let hand = Hand::start(what, Arc::clone(&sign) as Sign, open, is_wanted)?;
     let acting = Acting { acts: hand.acts().clone(), clusters: Arc::clone(&clusters) };
     let backup = Backup { order, source: &source, acting, sign, was_cancelled: Cell::new(false) };

@@ -95,7 +95,7 @@ pub(super) fn request(
 
 /// Makes the backup. Returns the parameters of the last reply.
 pub(super) fn run(
-    disks: &Disks,
+    disks: &Arc<Disks>,
     client: &Client<'_>,
     channel: &Channel,
     request: &Request,

@@ -3,8 +3,9 @@
 //! nor its place among the clients: other disks stay under control.
 //!
 //! The threads are bounded. An opening has the name of its disk, also after its removal, and the number of disks is
-//! bounded. Each disk has one thread at most that looks at its files, and one that prepares an exchange.
+//! bounded. Each disk has one thread at most that looks at its files, one that syncs it, and one that prepares an exchange.
 
+use super::exchange::synced;
 use super::starting::removed_while_opening;
 use super::{Disks, NewDisk};
 use crate::failure::Failure;
@@ -22,6 +23,8 @@ const LOOK: Duration = Duration::from_millis(100);
 pub(super) enum Kind {
     /// A look for a client.
     Look,
+    /// A sync before work that a client has ordered.
+    Sync,
     /// The preparation of an exchange of the storage.
     Exchange,
 }
@@ -135,6 +138,32 @@ impl Disks {
         let looking = Working::begin(self, name, Kind::Look, earlier)?;
         let act = move || look(&looking.disks, &looking.name);
         apart(&what, LOOK, act, || turn("the client has not waited for it"))
+    }
+
+    /// Makes the completed writes of a disk durable, and waits for that as long as `go_on` says so; a disk that is
+    /// read-only has none. `what`: the command, for an error.
+    ///
+    /// # Errors
+    /// [`Failure`] if there is no such disk, the sync fails, or an earlier one has not ended.
+    pub(crate) fn sync_for(
+        self: &Arc<Self>,
+        (name, what): (&str, &str),
+        go_on: impl Fn() -> bool,
+    ) -> Result<(), Failure> {
+        let turn = |why: &str| match go_on() {
+            true => Ok(LOOK),
+            false => Err(Failure::run(what, why, "check the storage of the disk")),
+        };
+        let earlier = || turn("an earlier sync of the disk, or an upgrade, has not ended");
+        let syncing = Working::begin(self, name, Kind::Sync, earlier)?;
+        let image = self.lock().entry(name)?.image.clone();
+        let Some(image) = image.filter(|image| !image.disk.info().read_only) else { return Ok(()) };
+        let of_error = what.to_owned();
+        let act = move || {
+            let _syncing = syncing;
+            synced(&*image.disk).map_err(|told| Failure::told(&of_error, told))
+        };
+        apart(what, LOOK, act, || turn("the client has not waited for the sync of the disk"))
     }
 
     /// Carries out the preparation of an exchange of the storage of a disk, for at most `limit`, if there is one. `turn` is

@@ -2,7 +2,6 @@
 //! The disks as sources of backups.
 
 use super::Disks;
-use super::exchange::synced;
 use crate::backup::{self, Order, Source};
 use crate::failure::Failure;
 use backend::wrap::Clusters;
@@ -44,20 +43,6 @@ impl Disks {
         let (control, layers) = (Arc::clone(&entry.control), Arc::clone(&entry.layers));
         let events = Arc::clone(&entry.events);
         Ok(Source { image, control, layers, events, taken })
-    }
-
-    /// Makes the completed writes of a disk durable; one that is read-only has none. The caller holds nothing: its
-    /// storage may hang.
-    ///
-    /// # Errors
-    /// [`Failure`] if there is no such disk, an upgrade is in progress, or the sync fails.
-    pub fn sync_image(&self, name: &str, what: &str) -> Result<(), Failure> {
-        self.wait_for_upgrade();
-        let _sign = self.wait_for_storage(name, what)?;
-        let image = self.lock().entry(name)?.image.clone();
-        let image = image.filter(|image| !image.disk.info().read_only);
-        let synced = image.map_or(Ok(()), |image| synced(&*image.disk));
-        synced.map_err(|told| Failure::told(what, told))
     }
 
     /// Refuses an act while a disk is being backed up.

@@ -239,7 +239,7 @@ impl Disks {
         let what = format!("remove the bitmap {bitmap} of {name}");
         let refused = |told: String| Failure::told(&what, told);
         let act = format!("the removal of a bitmap of the disk {name}");
-        let _no_reload = self.turn(&what, act, &mut go_on)?;
+        let _turn = self.turn(&what, act, &mut go_on)?;
         let (layers, control) = {
             let state = self.lock();
             let entry = state.entry(name)?;

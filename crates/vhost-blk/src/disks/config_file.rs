@@ -181,7 +181,10 @@ fn cannot_write(file: &Path, error: &io::Error) -> String {
 pub(super) fn create(path: &Path, args: &DiskArgs) -> Result<(), String> {
     let made = write_new(path, args)?;
     match made.persist_noclobber(path) {
-        Ok(_) => sync_directory(path).map_err(|error| cannot_write(path, &error)),
+        Ok(_) => sync_directory(path).map_err(|error| {
+            let _ = fs::remove_file(path); // the disk is not saved
+            cannot_write(path, &error)
+        }),
         Err(error) if error.error.kind() == io::ErrorKind::AlreadyExists => {
             Err(format!("{} exists; remove or rename that file", path.display()))
         }

@@ -6,7 +6,7 @@ use super::config_file::NewConfig;
 use super::converge::{Acts, STUCK, TargetUser};
 use super::layers::{Following, Layers};
 use super::replacing::{DRAIN_MAX, Unfinished, wait};
-use super::turn::NoReload;
+use super::turn::HeldTurn;
 use super::{Disks, Mode, Origin, growth};
 use crate::backup::Image as Served;
 use crate::disk::Opened;
@@ -291,7 +291,7 @@ impl Disks {
     pub(super) fn go_on_in(
         &self,
         source: &Source,
-        next: Option<(&NoReload<'_>, DiskArgs)>,
+        next: Option<(&HeldTurn<'_>, DiskArgs)>,
         new: New,
     ) {
         let args = next.map(|(_turn, args)| args);

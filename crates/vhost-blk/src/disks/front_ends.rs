@@ -15,12 +15,34 @@ use vhost_user::{ACCEPT_RETRY, Next};
 /// Maximum time until the first message of a front-end while another one waits.
 const SILENCE_MAX: Duration = Duration::from_secs(5);
 
+/// Connections of a disk that are served one right after the other, and the interval of those that follow them: each
+/// causes two log lines and two events.
+const BURST: u32 = 16;
+const INTERVAL: Duration = Duration::from_millis(100);
+
+/// The pace at which the connections of a disk are served.
+#[derive(Debug, Default)]
+pub(super) struct Pace {
+    /// The time by which all connections so far would have come at [`INTERVAL`].
+    due: Option<Instant>,
+}
+
+impl Pace {
+    /// Counts a connection. Returns the time until it may be served.
+    fn wait(&mut self, now: Instant) -> Duration {
+        let due = self.due.map_or(now, |due| due.max(now)) + INTERVAL;
+        self.due = Some(due);
+        (due - now).saturating_sub(BURST * INTERVAL)
+    }
+}
+
 /// The front-ends of a disk.
 pub(super) struct FrontEnds {
     pub(super) server: Server,
     pub(super) stop: Arc<Stop>,
     pub(super) events: Arc<DiskEvents>,
     pub(super) endings: OncePerSecond,
+    pub(super) pace: Pace,
 }
 
 impl FrontEnds {
@@ -65,6 +87,7 @@ impl FrontEnds {
 
     /// Serves a front-end until its connection ends.
     pub(super) fn serve_one(&mut self, stream: UnixStream, next: Option<Next<'_>>) {
+        std::thread::sleep(self.pace.wait(Instant::now()));
         if let Err(error) = self.stop.watch(&stream) {
             tracing::error!(%error, "no descriptor is left for a front-end");
             self.server.forget_inherited();
@@ -93,5 +116,28 @@ impl FrontEnds {
             }
         };
         self.events.tell(&Change::Disconnected(reason));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_in_a_loop_are_slowed_down_after_a_burst_and_not_after_a_pause() {
+        let (mut pace, mut now) = (Pace::default(), Instant::now());
+        for _ in 0..2 {
+            let waits: Vec<Duration> = (0..BURST + 3)
+                .map(|_| {
+                    let wait = pace.wait(now);
+                    now += wait;
+                    wait
+                })
+                .collect();
+            let (burst, rest) = waits.split_at(BURST as usize);
+            assert_eq!(burst, [Duration::ZERO; BURST as usize]);
+            assert_eq!(rest, [INTERVAL; 3]);
+            now += BURST * INTERVAL;
+        }
     }
 }

@@ -2,7 +2,7 @@
 //! The time of an upgrade: no disk comes, goes or gets other options.
 
 use super::kept::Passing;
-use super::reload::NoReload;
+use super::reload::HeldTurn;
 use super::{Disks, Entry, Mode, Slot, State};
 use crate::failure::Failure;
 use crate::upgrade::{self, ImageOptions, Obstacle, UpgradeError};
@@ -20,7 +20,7 @@ pub struct Held<'a> {
     disks: &'a Disks,
     all: Vec<upgrade::Disk>,
     failed: Vec<String>,
-    _no_reload: NoReload<'a>,
+    _turn: HeldTurn<'a>,
 }
 
 impl Disks {
@@ -47,7 +47,7 @@ impl Disks {
         let failed = state.table.iter().filter(|(_, slot)| matches!(slot, Slot::Failed(_)));
         let failed = failed.map(|(name, _)| name.clone()).collect();
         state.is_held = true;
-        Ok(Held { disks: self, all, failed, _no_reload: no_reload })
+        Ok(Held { disks: self, all, failed, _turn: no_reload })
     }
 
     /// Notes that a signal asks for a reload, until it begins. `false`: a thread waits for its turn already, and

@@ -29,7 +29,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 use vhost_user::Control;
 
-pub use super::turn::NoReload;
+pub use super::turn::HeldTurn;
 
 /// Maximum wait of a reload, and of the start of the daemon, for the disks. They go on without it.
 pub const START_MAX: Duration = Duration::from_secs(10);
@@ -169,7 +169,7 @@ impl Disks {
     ///
     /// # Errors
     /// [`Failure`] if there is no directory, or it cannot be read: no disk is touched.
-    pub fn reload_now(self: &Arc<Self>, _no_other: &NoReload<'_>) -> Result<Vec<Report>, Failure> {
+    pub fn reload_now(self: &Arc<Self>, _no_other: &HeldTurn<'_>) -> Result<Vec<Report>, Failure> {
         self.reload_is_due.store(false, Ordering::Relaxed);
         let Mode::Many(Some(directory)) = &self.mode else {
             return Err(Failure::run(

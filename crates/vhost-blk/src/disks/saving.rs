@@ -28,7 +28,7 @@ impl Disks {
     ///
     /// # Errors
     /// [`Failure`] if there is no directory or no such disk, the disk does not answer, or the file cannot be written.
-    /// It is as before then.
+    /// It is as before then, unless the error names the file of another disk of its limit group.
     pub fn save(
         &self,
         name: &str,
@@ -38,7 +38,7 @@ impl Disks {
         let what = format!("save the disk {name}");
         let failed = |why: String| Failure::told(&what, why);
         let path = self.config_path(&what, name)?;
-        let _no_reload = self.turn(&what, format!("the saving of the disk {name}"), &mut go_on)?;
+        let _turn = self.turn(&what, format!("the saving of the disk {name}"), &mut go_on)?;
         let (args, origin, control, image) = {
             let state = self.lock();
             state.check_free(&what)?;
@@ -197,13 +197,14 @@ impl Disks {
                 return Err(Failure::run(what, "a command has added the disk", remedy));
             }
         }
-        let removed =
-            std::fs::remove_file(&path).and_then(|()| backend::create::sync_directory(&path));
-        removed.map_err(|error| {
+        std::fs::remove_file(&path).map_err(|error| {
             let remedy = "drop --save for a disk without a file; else let the daemon's user write to the directory \
                           (ReadWritePaths= of its unit)";
             Failure::run(what, format!("{}: {error}", path.display()), remedy)
         })?;
+        if let Err(error) = backend::create::sync_directory(&path) {
+            tracing::warn!(disk = name, %error, "the file is removed, and may come back after a loss of power");
+        }
         // The disk is stopping when it is asked first: nothing can keep it from then on.
         let turn = Cell::new(Some(turn));
         self.remove(name, force, || {

@@ -9,7 +9,7 @@ use super::Disks;
 use crate::backup::{ANOTHER, BUSY};
 use crate::failure::Failure;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 /// Uses, each with a sign that is alive as long as a thread has it.
 #[derive(Debug)]
@@ -78,14 +78,6 @@ impl StorageWaits {
 }
 
 impl Disks {
-    /// Waits for the end of an upgrade that is refused. One that succeeds ends this program.
-    pub(super) fn wait_for_upgrade(&self) {
-        let mut state = self.lock();
-        while state.is_held {
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
-    }
-
     /// Notes that this thread waits for the storage of a disk, until the drop of the result. No upgrade begins
     /// meanwhile. `what`: the command, for an error.
     ///

@@ -4,11 +4,12 @@
 //!
 //! | State | Begins | Next |
 //! |---|---|---|
-//! | free | at the start, and with the drop of [`NoReload`] | held |
+//! | free | at the start, and with the drop of [`HeldTurn`] | held |
 //! | held | [`Turn::take`] or [`Turn::try_take`] finds it free | free |
 //!
 //! No owner waits for a target of a copy, or for a client: only for the requests in flight of one disk
 //! ([`super::replacing::DRAIN_MAX`]), and before it for the file of its configuration ([`super::converge::STUCK`]). A
+//! command that saves a disk, or removes its file, waits for the file system of the configuration without a bound. A
 //! reload and the start of the daemon open the images of disks.
 
 use super::Disks;
@@ -53,13 +54,13 @@ impl Holder {
     }
 }
 
-/// No reload runs until this is dropped.
+/// The turn, until this is dropped.
 #[derive(Debug)]
-pub struct NoReload<'a> {
+pub struct HeldTurn<'a> {
     turn: &'a Turn,
 }
 
-impl Drop for NoReload<'_> {
+impl Drop for HeldTurn<'_> {
     fn drop(&mut self) {
         *self.turn.lock() = None;
         self.turn.freed.notify_one();
@@ -71,13 +72,13 @@ impl Turn {
     ///
     /// # Errors
     /// The present holder.
-    fn try_take(&self, act: String) -> Result<NoReload<'_>, Holder> {
+    fn try_take(&self, act: String) -> Result<HeldTurn<'_>, Holder> {
         let mut held = self.lock();
         match &*held {
             Some(holder) => Err(holder.clone()),
             None => {
                 *held = Some(Holder::new(act));
-                Ok(NoReload { turn: self })
+                Ok(HeldTurn { turn: self })
             }
         }
     }
@@ -91,7 +92,7 @@ impl Turn {
         act: String,
         deadline: Option<Instant>,
         go_on: &mut dyn FnMut() -> bool,
-    ) -> Result<NoReload<'_>, Holder> {
+    ) -> Result<HeldTurn<'_>, Holder> {
         let mut held = self.lock();
         while let Some(holder) = &*held {
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) || !go_on() {
@@ -104,7 +105,7 @@ impl Turn {
             held = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
         *held = Some(Holder::new(act));
-        Ok(NoReload { turn: self })
+        Ok(HeldTurn { turn: self })
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Holder>> {
@@ -115,7 +116,7 @@ impl Turn {
 impl Disks {
     /// Lets reloads wait until the result is dropped. Waits for another act without a bound: no client waits for
     /// the start of the daemon, nor for a reload by a signal.
-    pub fn no_reload(&self) -> NoReload<'_> {
+    pub fn no_reload(&self) -> HeldTurn<'_> {
         let act = "the reload of the configuration".to_owned();
         self.turn.take(act, None, &mut || true).expect("it has no deadline")
     }
@@ -124,7 +125,7 @@ impl Disks {
     ///
     /// # Errors
     /// The act that has the turn.
-    pub(super) fn try_turn(&self, act: String) -> Result<NoReload<'_>, Holder> {
+    pub(super) fn try_turn(&self, act: String) -> Result<HeldTurn<'_>, Holder> {
         self.turn.try_take(act)
     }
 
@@ -138,7 +139,7 @@ impl Disks {
         what: &str,
         act: String,
         go_on: &mut dyn FnMut() -> bool,
-    ) -> Result<NoReload<'_>, Failure> {
+    ) -> Result<HeldTurn<'_>, Failure> {
         let deadline = Instant::now() + TURN_MAX;
         self.turn.take(act, Some(deadline), go_on).map_err(|holder| {
             let remedy = "try again after it; if it lasts, check the storage that it waits for";

@@ -186,7 +186,7 @@ fn an_overlay_that_hangs_while_it_is_made_holds_neither_the_disk_nor_another_one
 
 /// The exchange of the program waits for all threads, while all disks stand still.
 #[test]
-fn an_image_that_is_made_durable_for_a_command_refuses_an_upgrade_until_it_answers() {
+fn a_sync_for_a_command_that_hangs_refuses_an_upgrade_and_keeps_no_place_of_a_client_that_goes() {
     if may_not_mount() {
         return;
     }
@@ -202,13 +202,29 @@ fn an_image_that_is_made_durable_for_a_command_refuses_an_upgrade_until_it_answe
     device.write(0, &[1; 4096]).unwrap();
     let frozen = Frozen::of(&below);
     let client = begin(&rig, "snapshot a --to b");
-    let syncs = |(name, state): &(String, String)| name == "control-client" && state == "D";
-    rig.place.wait_until("the sync", || rig.daemon.threads().iter().any(syncs));
+    let syncing = || {
+        let syncs = |(name, state): &&(String, String)| name == "apart" && state == "D";
+        rig.daemon.threads().iter().filter(syncs).count()
+    };
+    rig.place.wait_until("the sync", || syncing() == 1);
+    let clients = || rig.daemon.threads_named("control-client");
+    let more = ["snapshot a --to c", "backup a --to d"].map(|words| begin(&rig, words));
+    rig.place.wait_until("the other clients", || clients() == 3);
+    for mut client in more {
+        client.kill().unwrap();
+        client.wait().unwrap();
+    }
+    rig.place.wait_until("the places of the clients", || clients() == 1);
+    assert_eq!(syncing(), 1, "one sync of a disk at a time");
     let line = rig.refused("upgrade", 1);
     assert!(line.contains("waits for the storage of the disk a"), "{line}");
     fill(&mut other, 2);
     drop(frozen);
     assert!(client.wait_with_output().unwrap().status.success());
+    assert!(
+        ["c", "d"].iter().all(|name| !rig.path(name).exists()),
+        "work of a client that has gone"
+    );
     rig.ok("upgrade");
     assert_eq!(content(&mut device)[..4096], [1; 4096]);
 }

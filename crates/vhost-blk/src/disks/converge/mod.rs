@@ -24,7 +24,7 @@ pub(super) use hand::{New, There};
 use super::Disks;
 use super::exchange::{Source, check_writes};
 use super::replacing::{DRAIN_MAX, wait_and};
-use super::turn::{NoReload, TURN_MAX};
+use super::turn::{HeldTurn, TURN_MAX};
 use crate::disk::Opened;
 use crate::failure::Failure;
 use crate::pace::{PIECE_MIN, Pace};
@@ -252,7 +252,7 @@ impl<C: Copier> Convergence<'_, C> {
         &self,
         disks: &'d Disks,
         act: &str,
-    ) -> Result<NoReload<'d>, Unfinished> {
+    ) -> Result<HeldTurn<'d>, Unfinished> {
         let begun = Instant::now();
         loop {
             (self.check)()?;

@@ -40,7 +40,7 @@ use super::exchange::{New, Source, identity, options, replacement};
 use super::job::{Kind, Owner};
 use super::layers::Layers;
 use super::replacing;
-use super::turn::NoReload;
+use super::turn::HeldTurn;
 use crate::disk::{self, From, LockWait};
 use crate::events::{Change as Event, Work};
 use crate::failure::Failure;
@@ -198,7 +198,7 @@ struct Merging<'a> {
 /// The guest goes on in the backing file.
 struct Done<'a> {
     /// Neither a reload nor a save before the table tells that.
-    no_reload: NoReload<'a>,
+    no_reload: HeldTurn<'a>,
     /// Its storage.
     new: Option<New>,
     /// The configuration file that was changed.

@@ -116,7 +116,7 @@ impl Disks {
         let what = format!("{WHAT} {name}");
         let refused = |told: String| Failure::told(&what, told);
         // The drained disk then has little to sync.
-        self.sync_image(name, &what)?;
+        self.sync_for((name, &what), &go_on)?;
         let cancelled = Arc::new(AtomicBool::new(false));
         let act = format!("the begin of a snapshot of the disk {name}");
         let turn = self.turn(&what, act, &mut || go_on())?;
@@ -260,6 +260,7 @@ impl Change {
         new: Sender<exchange::New>,
     ) -> Result<Replacement, String> {
         let (old, top, qcow2) = (Arc::clone(old), Arc::clone(&self.top), self.qcow2.clone());
+        let capacity_sectors = old.info().capacity_sectors;
         let image = acts.on_old(SYNC, move |is_wanted| {
             synced(&*old)?;
             // The guest may go on in the image by now.
@@ -274,6 +275,9 @@ impl Change {
             Ok(New { opened, rest_bytes: None, made: made.overlay })
         });
         let (opened, overlay) = last.wait(&self.name)?;
+        if opened.disk.info().capacity_sectors != capacity_sectors {
+            return Err("it was resized a moment ago; repeat the command".to_owned());
+        }
         let layers = Arc::clone(&self.layers);
         let commit = move || {
             self.commit()?;
