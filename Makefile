@@ -74,7 +74,7 @@ bench-guest: programs ## Compare all ways to attach a disk to a guest on this ma
 report: release ## Measure and write report/index.html, report.md, report.json [QUICK=1] [PARTS=native|all] [ARGS=...]
 	@$(WITH_QEMU) scripts/report.sh
 
-lint: ## Formatting, clippy, rustdoc, shell syntax, checkpatch, sparse, licences
+lint: ## Formatting, clippy, rustdoc, shell, checkpatch, sparse, licences, documents, prose
 	@scripts/lint.sh
 
 .PHONY: release

@@ -72,7 +72,8 @@ measure() {
 
 measure icount --icount /lab/bin/bench icount --check
 measure host "--nvme" /lab/bin/bench host --op randread,randwrite ${quick:+--rounds 2 --seconds 0.4 --depth 1,32}
-measure loads "--nvme" /lab/bin/bench host --all-loads --queues 1 --slow-us 80 --rounds "${quick:-3}" --seconds 0.4
+measure loads "--nvme" /lab/bin/bench host --all-loads --queues 1 --slow-us 80 --seconds 0.4 \
+    --rounds "$([ "$quick" ] && echo 1 || echo 3)"
 measure queues "--vcpus 4" /lab/bin/bench host --op randread,randwrite --queues 1,2,4 --depth 32 --mode event \
     ${quick:+--rounds 2 --seconds 0.4}
 measure stages "--nvme" /lab/bin/bench timeline --storage null_blk,80us,brd,nvme ${quick:+--seconds 0.4 --warm-up 0.7}

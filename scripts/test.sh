@@ -1,8 +1,9 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# Every test of the project but the sets full, nested, guest-full and ceph of the lab (`make lab` runs
-# them), from a clean checkout, without anyone to ask: the set-up, and then the steps of `test/steps`.
+# Every test of the project but the lab's sets full, nested, guest-full and ceph (`make lab`) and debian12, debian13
+# and libvirt (`make deb-lab`), from a clean checkout, without anyone to ask: the set-up, and then the steps of
+# `test/steps`.
 # The last line of the output is `N passed, N failed, N skipped`.
 
 set -u

@@ -15,7 +15,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 series=6.12
 fragment=$here/debug.config
 
-# kernel-make DIR ARGUMENT...: make in the kernel's source with the output in DIR.
+# kernel_make DIR ARGUMENT...: make in the kernel's source with the output in DIR.
 kernel_make() {
     output=$1
     shift

@@ -108,17 +108,17 @@ fn a_daemon_killed_under_load_is_followed_by_one_that_completes_every_request_on
 }
 
 #[test]
-fn the_same_with_indirect_tables() {
+fn a_daemon_killed_under_load_with_indirect_tables_loses_no_request() {
     killed_under_load(false, &Layout::indirect());
 }
 
 #[test]
-fn the_same_with_a_packed_ring() {
+fn a_daemon_killed_under_load_with_a_packed_ring_loses_no_request() {
     killed_under_load(true, &Layout::default());
 }
 
 #[test]
-fn the_same_with_a_packed_ring_and_indirect_tables() {
+fn a_daemon_killed_under_load_with_a_packed_ring_and_indirect_tables_loses_no_request() {
     killed_under_load(true, &Layout::indirect());
 }
 

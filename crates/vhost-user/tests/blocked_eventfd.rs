@@ -94,7 +94,7 @@ fn a_call_eventfd_that_is_blocked_again_and_again_stops_its_own_disk_only() {
 
 /// The thread of the connection writes to it.
 #[test]
-fn a_blocked_err_eventfd_stops_its_own_queue_only() {
+fn a_blocked_err_eventfd_holds_up_no_other_disk() {
     if skip_on_kernel(REASON) {
         return;
     }

@@ -10,7 +10,7 @@ use driver::{Device, Options, Placed, Request, Segment};
 use std::sync::Arc;
 use vhost_user::{Answer, Command};
 use virtio_blk::{DISCARDED_SECTORS_MAX, ZEROED_SECTORS_MAX};
-use virtio_spec::blk::{RangeSegment, S_IOERR, S_OK, T_OUT};
+use virtio_spec::blk::{RangeSegment, S_IOERR, S_OK, T_IN, T_OUT};
 
 /// The piece of memory that is named again and again.
 const PIECE: u32 = 2 << 20;
@@ -30,13 +30,13 @@ fn taken(daemon: &Daemon) -> u64 {
     status.queues[0].running.as_ref().expect("the queue runs").stats.chains
 }
 
-/// A write of so many pieces.
-fn huge_write(device: &Device, pieces: usize) -> Placed {
+/// A read or write (`code`) of so many pieces.
+fn huge(device: &Device, code: u32, pieces: usize) -> Placed {
     let memory = device.memory();
     let (header, data) = (memory.alloc(16, 16), memory.alloc(PIECE as usize, 4096));
-    memory.write(header, &[&T_OUT.to_le_bytes()[..], &[0; 12]].concat());
+    memory.write(header, &[&code.to_le_bytes()[..], &[0; 12]].concat());
     let mut segments = vec![Segment::readable(header, 16)];
-    segments.extend(vec![Segment::readable(data, PIECE); pieces]);
+    segments.extend(vec![Segment { gpa: data, len: PIECE, writable: code == T_IN }; pieces]);
     segments.push(Segment::writable(memory.alloc(1, 1), 1));
     Placed { segments }
 }
@@ -47,7 +47,7 @@ fn a_stop_waits_for_a_bounded_amount_of_data() {
         let (gate, permits) = Gate::new(Arc::new(Null::new(1 << 40)));
         let daemon = Daemon::start(Arc::new(gate), &Setup::default());
         let mut device = daemon.connect(&roomy(options));
-        let write = huge_write(&device, GIB / 8);
+        let write = huge(&device, T_OUT, GIB / 8);
         for _ in 0..32 {
             device.queue(0).add_placed(write.clone(), true).unwrap();
         }
@@ -109,16 +109,18 @@ fn a_queue_full_of_announced_ranges_keeps_no_read_waiting() {
 }
 
 #[test]
-fn firmware_may_read_1_gib_at_once_and_nobody_more() {
+fn one_request_moves_1_gib_as_firmware_does_and_no_byte_more() {
     for options in both_rings() {
         let daemon = Daemon::of(Null::new(1 << 40));
         let mut device = daemon.connect(&roomy(options));
-        for (pieces, status) in [(GIB, S_OK), (GIB + 1, S_IOERR), (GIB, S_OK)] {
-            let write = huge_write(&device, pieces);
-            device.queue(0).add_placed(write, true).unwrap();
-            device.queue(0).queue().publish();
-            device.queue(0).queue().kick();
-            assert_eq!(device.queue(0).collect().unwrap().1.status, Some(status), "{pieces}");
+        for code in [T_IN, T_OUT] {
+            for (pieces, status) in [(GIB, S_OK), (GIB + 1, S_IOERR), (GIB, S_OK)] {
+                let request = huge(&device, code, pieces);
+                device.queue(0).add_placed(request, true).unwrap();
+                device.queue(0).queue().publish();
+                device.queue(0).queue().kick();
+                assert_eq!(device.queue(0).collect().unwrap().1.status, Some(status), "{pieces}");
+            }
         }
     }
 }

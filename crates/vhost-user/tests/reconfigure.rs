@@ -153,17 +153,28 @@ fn stopping_waits_for_the_requests_in_flight() {
         (0..4).for_each(|sector| {
             device.queue(0).submit(&Request::write(sector, &[1; 512]), &layout).unwrap();
         });
-        let opener = std::thread::spawn(move || permits.open());
-        let base = device.session().stop_queue(0).unwrap();
-        opener.join().unwrap();
-        let expected = if options.packed { 0x8004_8004 } else { 4 };
-        // Through indirect tables each request takes one descriptor. The queue may have stopped
-        // before it took any.
-        let before = if options.packed { 0x8000_8000 } else { 0 };
-        assert!((before..=expected).contains(&base), "{base:#x}");
-        device.session().set_vring_base(0, base).unwrap();
-        let queue = device.queue(0).queue().kick_fd().try_clone().unwrap();
-        device.session().frontend().set_vring_kick(0, &queue).unwrap();
+        let in_flight = || {
+            let report = daemon.status().queues[0].running.as_ref().map(|it| it.inflight);
+            report == Some(4)
+        };
+        wait_until("the requests are in flight", in_flight);
+        let has_stopped = AtomicBool::new(false);
+        let base = std::thread::scope(|scope| {
+            let session = device.session();
+            let has_stopped = &has_stopped;
+            let stop = scope.spawn(move || {
+                let base = session.stop_queue(0).unwrap();
+                has_stopped.store(true, Ordering::Release);
+                base
+            });
+            std::thread::sleep(Duration::from_millis(50));
+            let early = has_stopped.load(Ordering::Acquire);
+            permits.open(); // a failed test ends, too
+            assert!(!early, "it has stopped with requests in flight");
+            stop.join().unwrap()
+        });
+        // Through indirect tables each request takes one descriptor.
+        assert_eq!(base, if options.packed { 0x8004_8004 } else { 4 }, "{base:#x}");
         for _ in 0..4 {
             assert_eq!(device.queue(0).collect().unwrap().1.status, Some(S_OK));
         }
@@ -433,6 +444,13 @@ fn a_front_end_killed_under_load_is_followed_by_the_next() {
                 }
             }
             drop(device);
+            daemon.next_outcome().unwrap();
+            let mut next = daemon.connect(&options);
+            let mut data = [0; 512];
+            next.write(4000, &[round + 1; 512]).unwrap();
+            next.read(4000, &mut data).unwrap();
+            assert_eq!(data, [round + 1; 512]);
+            drop(next);
             daemon.next_outcome().unwrap();
         }
     }

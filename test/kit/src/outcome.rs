@@ -21,7 +21,7 @@ pub const BOOTED_AGAIN: &str = "BOOTED AGAIN: ";
 /// Begins a line that names a message which the case provokes in the kernel's log: a part of it.
 pub const EXPECT_LOG: &str = "EXPECT-LOG: ";
 
-/// Why a case cannot run here.
+/// Reason that a case cannot run here.
 #[derive(Debug)]
 pub struct Skip(String);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Why a guest failed, in the words of its job, of its kernel and of QEMU.
+//! Reasons that a guest failed, in the words of its job, of its kernel and of QEMU.
 
 use std::process::ExitStatus;
 
@@ -35,7 +35,7 @@ impl Remains {
         Self { qemu: qemu.collect::<Vec<_>>().join("\n"), console: console.replace('\r', "") }
     }
 
-    /// Why the job failed; `None` if it ran to a good end. `status` is QEMU's.
+    /// Reason that the job failed; `None` if it ran to a good end. `status` is QEMU's.
     pub(crate) fn failure(&self, report: &GuestReport, status: ExitStatus) -> Option<String> {
         let (fail, exit) = (report.value("fail"), report.value("exit"));
         if (fail, exit) == (None, Some("0")) {
