@@ -32,6 +32,7 @@ be about to=is going to
 that of (one|those) (that|who)=name the thing
 (is|are|was|were|be|been) told=report, log, notify: name the actor
 tells? of=report
+(no|some)body=name the actor
 PHRASES
 
 # Each line of the input as `NUMBER<tab>TEXT`, comments only; an empty TEXT separates two comments.

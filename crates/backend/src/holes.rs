@@ -30,7 +30,7 @@ impl Holes {
         Holes { are_told: are_exact(file).unwrap_or(false) }
     }
 
-    /// The holes of a file in ranges that nobody writes from now on, or whose writes are noted. `sync` makes the
+    /// The holes of a file in ranges that no I/O writes from now on, or whose writes are noted. `sync` makes the
     /// file durable; it is called on the file systems whose holes are not exact. All of the file is data if it
     /// cannot be synced.
     ///

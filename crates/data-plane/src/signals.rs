@@ -2,7 +2,7 @@
 //! Writes to eventfds that a VMM also holds.
 //!
 //! The VMM can make such an eventfd blocking at any time, and fill it up. A write to it then does not return, and its
-//! thread serves nobody. So a thread of the process, the watch, looks at the writes of all others about every
+//! thread serves no queue. So a thread of the process, the watch, looks at the writes of all others about every
 //! [`LOOK_EVERY`], and sends a signal to each thread that it finds in one. A write that waits ends with EINTR then; any
 //! other one goes on. The caller makes no further write for a front-end that has blocked one.
 //!

@@ -48,7 +48,7 @@ enum Kind {
     },
 }
 
-/// A file of an image that nobody writes.
+/// A file of an image that no program writes.
 struct Stored {
     file: File,
     holes: Holes,

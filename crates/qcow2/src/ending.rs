@@ -79,7 +79,7 @@ impl Qcow2Disk {
         };
         match ended {
             Ok(()) => self.end_use(),
-            // The thread may be in the middle of a commit. Until it ends, nobody else may write to the image.
+            // The thread may be in the middle of a commit. Until it ends, no other program may write to the image.
             Err(why) if why.kind() == io::ErrorKind::TimedOut => {
                 let _ = self.work().send(Work::Hold(Arc::clone(self.top()))); // a thread that has ended writes nothing
             }

@@ -231,7 +231,7 @@ impl Guard {
         }
     }
 
-    /// Returns whether a cluster is no table, and nobody has claimed it.
+    /// Returns whether a cluster is no table, and has no claim.
     pub(crate) fn is_free(&self, cluster: u64) -> bool {
         !self.places.has(cluster) && !self.data.has(cluster) && !self.compressed.has(cluster)
     }

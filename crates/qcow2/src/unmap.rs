@@ -6,7 +6,7 @@
 //! know a place, and write to it at any time without a question. So a cluster is freed only when
 //!
 //! 1. an epoch has begun after the discard, which ends the known places of the range, and each use that
-//!    began before has ended ([`crate::versions`]): nobody knows the place any more;
+//!    began before has ended ([`crate::versions`]): no lane knows the place any more;
 //! 2. no question has asked for the place since then; one that does takes it back ([`Discarded::keep`]);
 //! 3. the place is a hole of the file: nothing was written to it after the discard. So the content of the
 //!    disk does not change, whatever order requests had. Only some file systems tell that without doubt
@@ -34,7 +34,7 @@ const ROOM_MIN: u64 = 64 << 20;
 pub(crate) struct Discarded {
     /// They wait for the next epoch.
     noted: Ranges,
-    /// They wait until nobody knows their places.
+    /// They wait until no lane knows their places.
     leaving: Ranges,
     /// The epoch that has begun for them.
     epoch: u64,
@@ -49,7 +49,7 @@ pub(crate) enum Progress {
     Noted,
     /// They wait for uses of their places, or for this thread.
     Leaving {
-        /// Nobody knows their places any more.
+        /// No lane knows their places any more.
         are_free: bool,
     },
 }
@@ -122,7 +122,7 @@ impl Image {
         self.discarded.keep(extent, used)
     }
 
-    /// Frees clusters that nobody knows, as many as one commit shall have. A new epoch begins only if it
+    /// Frees clusters that no lane knows, as many as one commit shall have. A new epoch begins only if it
     /// `may_begin`. `run` is that of [`Image::commit_by`].
     ///
     /// # Errors

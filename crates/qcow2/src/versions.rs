@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The age of known places, and the wait until nobody uses an old one any more.
+//! The age of known places, and the wait until no I/O uses an old one any more.
 //!
 //! A place in a file may be given to other data only if no I/O uses it under its old meaning. So each
 //! user (a lane, a reader of a backup) publishes the epoch in which its oldest use began, and forgets the
@@ -231,14 +231,14 @@ impl User {
         }
         self.oldest.store(self.uses.front().map_or(NOWHERE, |(epoch, _)| *epoch), SeqCst);
         if self.versions.epoch.load(SeqCst) > epoch {
-            let _ = self.wake.send(Work::Left); // a thread that has ended waits for nobody
+            let _ = self.wake.send(Work::Left); // a thread that has ended needs no wake-up
         }
     }
 }
 
 impl Drop for User {
     fn drop(&mut self) {
-        // An I/O that nobody waited for may still run: its places are given away no more.
+        // An I/O without a waiter may still run: its places are given away no more.
         if self.uses.is_empty() {
             self.versions.users().retain(|oldest| !Arc::ptr_eq(oldest, &self.oldest));
         }

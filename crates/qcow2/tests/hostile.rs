@@ -74,7 +74,7 @@ fn a_disk_trusts_the_clusters_that_the_writer_of_its_image_has_seen() {
         target.sync().expect("a sync");
         let known = target.known().expect("all tables were looked at");
         drop(target);
-        // Nobody looks at this entry, which names the refcount table, if the clusters are known.
+        // No lane looks at this entry, which names the refcount table, if the clusters are known.
         let tables = Tables::of(&path);
         let wrong = tables.refcounts | 1 << 63;
         patch(&path, tables.l2[0] + 8 * (MIB / CLUSTER), &wrong.to_be_bytes());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Signals as a descriptor. All threads block them, so that one that nobody has read yet
+//! Signals as a descriptor. All threads block them, so that one that no thread has read yet
 //! stays pending, also for another program that this process executes.
 // UNSAFETY: signal masks and `signalfd` have no safe form.
 #![expect(unsafe_code)]

@@ -87,7 +87,7 @@ fn killed_under_load(packed: bool, layout: &Layout) {
         (0..round * 2).for_each(|_| writer.collect(&mut device));
         daemon.signal(libc::SIGKILL);
         daemon.wait();
-        // The guest goes on while nobody serves it.
+        // The guest goes on while no daemon serves it.
         (0..3).for_each(|_| writer.submit(&mut device, layout));
         daemon = start();
         device.reconnect(&place.socket).unwrap();

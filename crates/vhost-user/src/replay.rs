@@ -4,7 +4,7 @@
 //! The handler keeps a copy of the negotiated features, which only messages set. So it is made on a
 //! socket pair, gets the front-end's messages of that time from the other end, and then the
 //! connection takes the place of the pair under the same descriptor number.
-// UNSAFETY: the handler owns its socket and lends it to nobody, so that only the number is left to
+// UNSAFETY: the handler owns its socket and does not lend it, so that only the number is left to
 // replace it by.
 #![expect(unsafe_code)]
 

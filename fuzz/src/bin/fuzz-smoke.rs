@@ -90,7 +90,7 @@ fn default_iterations(target: &Target) -> u64 {
     }
 }
 
-/// A panic of any thread ends the process: nobody joins those of the data plane.
+/// A panic of any thread ends the process: no thread joins those of the data plane.
 fn end_at_a_panic() {
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {

@@ -107,7 +107,7 @@ impl Client {
             let cpu = (!cpus.is_empty()).then(|| cpus[i % cpus.len()]);
             thread::spawn(move || {
                 let outcome = cpu::pin_this_thread(cpu).and_then(|()| worker.run(until));
-                // The receiver is gone only after a time-out, when nobody wants the result.
+                // The receiver is gone only after a time-out, when the result is not wanted.
                 let _ = sender.send((worker, outcome));
             });
         }

@@ -24,7 +24,7 @@ commands=$(port_named agent.commands)
 exec 3<>"$commands"
 echo "@@ ready" >&3
 while :; do
-    # The end of the file only says that nobody is connected, as in the middle of a migration.
+    # The end of the file only says that no peer is connected, as in the middle of a migration.
     while read -r number command <&3; do
         sh -c "$command" >/run/output 2>&1 </dev/null 3<&-
         code=$?

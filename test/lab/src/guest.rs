@@ -297,8 +297,8 @@ fn qemu_args(base: &GuestBase, spec: &GuestSpec, dir: &Path) -> Vec<String> {
 /// The root image as the only NVMe namespace (with two, their names can swap from boot to boot),
 /// the job, and the results port.
 fn root_and_job_args(image: &Path, dir: &Path) -> Vec<String> {
-    // Nobody writes to the image. User Mode Linux locks it as a whole, which QEMU takes for a user
-    // that shares with nobody.
+    // No guest writes to the image. User Mode Linux locks it as a whole, which QEMU takes for a user
+    // that does not share it.
     let image = escaped(image);
     let job = escaped(&dir.join("job"));
     let results = escaped(&dir.join("results"));

@@ -96,7 +96,7 @@ impl Reader {
     }
 
     /// The first position in a range that is in no hole; its end if all of it is a hole. The first call syncs the
-    /// file if data may lie in its holes ([`Holes::synced`]): from then on nobody writes to the ranges that are asked
+    /// file if data may lie in its holes ([`Holes::synced`]): from then on no I/O writes to the ranges that are asked
     /// for, or the writes are noted.
     ///
     /// # Errors

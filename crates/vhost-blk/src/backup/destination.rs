@@ -200,7 +200,7 @@ impl Made {
 
     /// Ends the use of the durable target in order, and gives a new image its name. Returns the base of a bitmap,
     /// with the moment of the content and the backup before. The first one that sets `decided` decides about the
-    /// end: the image is removed again if nobody waits for it any more.
+    /// end: the image is removed again if no thread waits for it any more.
     pub(super) fn complete(
         &mut self,
         order: &Order,

@@ -194,7 +194,7 @@ impl Disks {
             }
         };
         let working = Working::begin(self, name, Kind::Exchange, &mut turn)?;
-        // A result that nobody takes is dropped before the work ends: it may have a file.
+        // A result that no thread takes is dropped before the work ends: it may have a file.
         let act = move || act().map(|done| (done, working));
         apart(what, wait, act, turn).map(|(done, _)| done)
     }

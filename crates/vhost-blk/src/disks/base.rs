@@ -106,8 +106,8 @@ impl Base {
         }
     }
 
-    /// Checks that the files of the chain are as they were, and leave room for one more. Nobody knows
-    /// that of an export.
+    /// Checks that the files of the chain are as they were, and leave room for one more. An export
+    /// does not tell that.
     pub(crate) fn check(&self) -> Result<(), String> {
         let Place::Image { files, .. } = &self.place else { return Ok(()) };
         if files.len() >= FILES_MAX {

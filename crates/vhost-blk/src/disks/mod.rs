@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The disks of this process, by name. Each has a thread and a device of its own.
 //!
-//! One lock protects the table. Nobody holds it while a disk is opened, drained or asked, so that a
+//! One lock protects the table. No thread holds it while a disk is opened, drained or asked, so that a
 //! disk whose storage hangs delays no other. States of a name in the table:
 //!
 //! | State | Begins | Ends |

@@ -279,7 +279,7 @@ impl Disks {
         let mut state = self.lock();
         state.closing -= 1;
         let gone = state.take(stop);
-        // Under one lock: nobody finds the name free in between.
+        // Under one lock: no other thread finds the name free in between.
         let late = match &gone {
             Some((entry, false)) => state.follow(name, &entry.after),
             _ => None,

@@ -16,7 +16,7 @@ pub enum Unfinished {
     /// The old storage serves on.
     #[error("{0}")]
     Failed(String),
-    /// Nobody waits for it any more. The old storage serves on.
+    /// No thread waits for it any more. The old storage serves on.
     #[error("it was cancelled; repeat the command")]
     Cancelled,
     /// The disk has gone, after the exchange perhaps.

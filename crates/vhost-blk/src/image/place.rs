@@ -141,7 +141,7 @@ impl Place {
         builder.prefix(&prefix).rand_bytes(RANDOM).suffix(suffix);
         builder.permissions(Permissions::from_mode(mode));
         let new = builder.tempfile_in(directory_of(&path)).map_err(|why| {
-            // The error of the file has its name, which nobody knows.
+            // The error of the file has its name, which the user does not know.
             let why = fs::metadata(directory_of(&path)).err().unwrap_or(why);
             let why = format!("{}: cannot be created: {why}", path.display());
             Failure::run(WHAT, why, "check its directory, the permissions and the free space")

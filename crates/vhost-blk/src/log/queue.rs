@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Log lines on their way to stderr. One thread writes them, so that a pipe that nobody reads, or a file on storage
+//! Log lines on their way to stderr. One thread writes them, so that a pipe without a reader, or a file on storage
 //! that hangs, delays no disk and no command.
 //!
 //! `tracing-appender` has such a writer, too. It has no flush for an `exec`, and its end prints to stdout if the

@@ -19,7 +19,7 @@ use crate::guest::{Context, Modes};
 
 cases! { Guest;
     "guest-turns", Modes::of(Mode::INTERRUPTS).at_every_change(&[Mode::Bio]),
-        "many submitters of a short queue all get their turn, and nobody is passed for long",
+        "many submitters of a short queue all get their turn, and none is passed for long",
         turns;
 }
 

@@ -151,7 +151,7 @@ impl<C: TargetUser> Hand<C> {
 
 impl<C: TargetUser> Acts<C> {
     /// Lets the thread act, and waits for that as long as `goes_on` says so. `None`: the copier is taken.
-    /// An error of the act ends the copy, also if nobody waits for it any more.
+    /// An error of the act ends the copy, also if no thread waits for it any more.
     pub(crate) fn ask<T: Send + 'static>(
         &self,
         act: impl FnOnce(&mut C) -> Result<T, C::Error> + Send + 'static,
@@ -183,8 +183,8 @@ impl<C: TargetUser> Acts<C> {
         done.ok_or_else(|| Unfinished::Ended(C::WORDS.cancelled.to_owned()))
     }
 
-    /// Orders the last act, which gets the copier, and opens the new disk. The result is dropped if nobody
-    /// waits for it.
+    /// Orders the last act, which gets the copier, and opens the new disk. The result is dropped if no
+    /// thread waits for it.
     pub(super) fn last<T: Send + 'static>(
         &self,
         act: impl FnOnce(C) -> Result<New<T>, String> + Send + 'static,

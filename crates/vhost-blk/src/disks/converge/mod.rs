@@ -87,7 +87,7 @@ pub(super) trait Copier: Exchanged {
 
     fn rate(&self) -> &Rate;
 
-    /// Takes the first noted piece from a position on, and copies it. The taking is a part of the act: nobody
+    /// Takes the first noted piece from a position on, and copies it. The taking is a part of the act: no other thread
     /// can give the copy up between both, and lose the piece. `None`: nothing is noted there.
     fn next(
         &mut self,
@@ -393,7 +393,7 @@ pub(super) struct Last<C, T> {
     acts: Acts<C>,
     answer: Receiver<Result<New<T>, String>>,
     deadline: Instant,
-    /// Somebody waits for the answer.
+    /// A thread waits for the answer.
     is_wanted: Arc<AtomicBool>,
 }
 

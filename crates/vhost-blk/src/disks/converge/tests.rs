@@ -178,7 +178,7 @@ fn what_was_made_with_the_target_has_its_end_in_the_thread_of_the_target() {
     assert!(hand.close());
 }
 
-/// The target hangs when the disk is drained, and answers when nobody waits any more.
+/// The target hangs when the disk is drained, and answers when no thread waits any more.
 #[test]
 fn a_last_act_that_comes_too_late_opens_nothing() {
     let hand = hand(&Arc::default());

@@ -163,7 +163,7 @@ pub(crate) fn invalidation_waits(env: &Env) -> Result<()> {
     stops(&mut device, &iommu)
 }
 
-/// A stop succeeds once the rings are mapped again, even if nobody has read that the device asked
+/// A stop succeeds once the rings are mapped again, even if the owner has not read that the device asked
 /// for them: the core then wakes no worker.
 pub(crate) fn stop_after_update(env: &Env) -> Result<()> {
     let (_disk, dm, mut device, iommu, data) = holding_device(env)?;
