@@ -7,7 +7,7 @@ use super::digest::Digest;
 use super::reading::Reading;
 use super::source::ImageReader;
 use super::{Order, Work};
-use crate::disks::converge::{Acts, STUCK, Unfinished};
+use crate::disks::converge::{STUCK, TargetQueue, Unfinished};
 use crate::nbd::NbdError;
 use crate::pace::{self, Pace};
 use backend::wrap::{CLUSTER_BYTES_MAX, Clusters, Turn};
@@ -40,7 +40,7 @@ pub(super) struct Copier {
 /// Orders acts of the target. One that hangs holds neither the writes of the guest nor a cancel.
 #[derive(Clone)]
 pub(super) struct Acting {
-    pub(super) acts: Acts<Made>,
+    pub(super) acts: TargetQueue<Made>,
     pub(super) clusters: Arc<Clusters>,
 }
 

@@ -70,7 +70,7 @@ impl Destination {
     }
 }
 
-/// A target that was made. Only its thread ([`crate::disks::converge::Hand`]) works on it. The drop removes a new
+/// A target that was made. Only its thread ([`crate::disks::converge::TargetThread`]) works on it. The drop removes a new
 /// image.
 pub(super) struct Made {
     state: State,

@@ -11,7 +11,7 @@
 //! | 5. The complete, durable target gets its name, and becomes the base of the bitmap | of the target, of the client |
 //! | 6. The layer is taken off, if there is one | of the disk |
 //!
-//! Only one thread works on the target (`Hand`). One that hangs keeps that thread, and neither the client, nor the
+//! Only one thread works on the target (`TargetThread`). One that hangs keeps that thread, and neither the client, nor the
 //! guest for longer than `disks::converge::STUCK`, nor the image or the [`Slot`] of the disk.
 //!
 //! A failure of a step leaves no new image, and the disk as it was, with its bitmaps. An export may have a part of the
@@ -35,7 +35,7 @@ pub use source::Image;
 pub(crate) use source::ImageReader;
 
 use crate::disks::Disks;
-use crate::disks::converge::{Hand, STUCK, Sign, Unfinished};
+use crate::disks::converge::{STUCK, Sign, TargetThread, Unfinished};
 use crate::disks::layers::Layers;
 use crate::events::DiskEvents;
 use crate::failure::Failure;
@@ -145,8 +145,8 @@ pub fn run(
     let (of_thread, parts) = (Arc::clone(order), source.taken.parts());
     let open = move || Made::of(&of_thread, base.as_ref(), size_bytes, &parts);
     let is_wanted = || is_wanted() && !clusters.has_ended();
-    let hand = Hand::start(what, Arc::clone(&sign) as Sign, open, is_wanted)?;
-    let acting = Acting { acts: hand.acts().clone(), clusters: Arc::clone(&clusters) };
+    let target_thread = TargetThread::start(what, Arc::clone(&sign) as Sign, open, is_wanted)?;
+    let acting = Acting { acts: target_thread.acts().clone(), clusters: Arc::clone(&clusters) };
     let backup = Backup { order, source: &source, acting, sign, was_cancelled: Cell::new(false) };
     let done = backup.make(before, goes_on.into_inner());
     let was_cancelled = backup.was_cancelled.get();
@@ -155,7 +155,7 @@ pub fn run(
         source.taken.fail();
     }
     // Removes an incomplete image.
-    if !hand.close() {
+    if !target_thread.close() {
         tracing::warn!(disk, target = %order.target, "the target does not answer; an incomplete file is removed when it does");
     }
     if done.is_ok() {

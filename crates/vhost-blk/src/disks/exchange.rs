@@ -3,7 +3,7 @@
 //! are texts have cause and remedy.
 
 use super::config_file::NewConfig;
-use super::converge::{Acts, STUCK, TargetUser};
+use super::converge::{STUCK, TargetQueue, TargetUser};
 use super::layers::{Following, Layers};
 use super::replacing::{DRAIN_MAX, Unfinished, wait};
 use super::turn::HeldTurn;
@@ -345,7 +345,7 @@ pub(super) fn path_of_new(path: &Path) -> Result<PathBuf, String> {
 /// The exchange to an opened disk, whose parts go to `new` and which gets the layers of the old one. An image that may
 /// have lost completed writes is refused: each FLUSH fails there, and would succeed in the new storage.
 pub(super) fn replacement<C: TargetUser>(
-    acts: &Acts<C>,
+    acts: &TargetQueue<C>,
     opened: Opened,
     layers: &Arc<Layers>,
     new: &Sender<New>,

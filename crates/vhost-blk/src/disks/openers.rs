@@ -17,7 +17,7 @@ const PERMITS_MAX: usize = 8;
 const PERMIT_MAX: Duration = Duration::from_millis(250);
 
 /// Work on one disk.
-pub(super) type Job = Box<dyn FnOnce() + Send>;
+pub(super) type Task = Box<dyn FnOnce() + Send>;
 
 /// The permit of a thread; ends with the drop.
 struct Permit {
@@ -33,22 +33,22 @@ impl Drop for Permit {
 }
 
 impl Disks {
-    /// Begins all jobs, each on a thread of its own. Does not wait for their permits.
-    pub(super) fn begin_all(self: &Arc<Self>, jobs: Vec<Job>) {
-        if jobs.is_empty() {
+    /// Begins all tasks, each on a thread of its own. Does not wait for their permits.
+    pub(super) fn begin_all(self: &Arc<Self>, tasks: Vec<Task>) {
+        if tasks.is_empty() {
             return;
         }
         let disks = Arc::clone(self);
-        spawn("openings", Box::new(move || disks.dispatch(jobs)));
+        spawn("openings", Box::new(move || disks.dispatch(tasks)));
     }
 
-    /// Begins all jobs, one after another with their permits.
-    fn dispatch(self: &Arc<Self>, jobs: Vec<Job>) {
-        for job in jobs {
+    /// Begins all tasks, one after another with their permits.
+    fn dispatch(self: &Arc<Self>, tasks: Vec<Task>) {
+        for task in tasks {
             let permit = self.permit();
             let body = move || {
                 let _permit = permit;
-                job();
+                task();
             };
             spawn("opening", Box::new(body));
         }
@@ -81,8 +81,8 @@ impl Disks {
         let disks = Arc::clone(self);
         let body = move || {
             while let Some(due) = disks.wait_for_due() {
-                let jobs = due.into_iter().filter_map(|name| disks.retry(name));
-                disks.dispatch(jobs.collect());
+                let tasks = due.into_iter().filter_map(|name| disks.retry(name));
+                disks.dispatch(tasks.collect());
             }
         };
         if let Err(error) = std::thread::Builder::new().name("retry".into()).spawn(body) {
@@ -125,7 +125,7 @@ impl Disks {
     }
 
     /// The next try of a disk of the directory, with its present file.
-    fn retry(self: &Arc<Self>, name: String) -> Option<Job> {
+    fn retry(self: &Arc<Self>, name: String) -> Option<Task> {
         // It may have gone, or a reload tries it.
         let reservation = Arc::new(self.reserve(&name, None, Origin::Directory).ok()?);
         let disks = Arc::clone(self);
@@ -153,20 +153,20 @@ impl Disks {
 
     /// Tries disks at once that have failed in an earlier program.
     pub fn retry_all(self: &Arc<Self>, names: Vec<String>) {
-        let jobs = names.into_iter().filter_map(|name| self.retry(name));
-        self.begin_all(jobs.collect());
+        let tasks = names.into_iter().filter_map(|name| self.retry(name));
+        self.begin_all(tasks.collect());
     }
 }
 
-/// Runs the job on a new thread, or here if there can be none.
-fn spawn(name: &str, job: Job) {
-    let place = Arc::new(Mutex::new(Some(job)));
+/// Runs the task on a new thread, or here if there can be none.
+fn spawn(name: &str, task: Task) {
+    let place = Arc::new(Mutex::new(Some(task)));
     let of_thread = Arc::clone(&place);
     let take =
-        |place: &Mutex<Option<Job>>| place.lock().unwrap_or_else(PoisonError::into_inner).take();
-    let body = move || take(&of_thread).into_iter().for_each(|job| job());
+        |place: &Mutex<Option<Task>>| place.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let body = move || take(&of_thread).into_iter().for_each(|task| task());
     if let Err(error) = std::thread::Builder::new().name(name.into()).spawn(body) {
         tracing::warn!(%error, "no thread for a disk; raise the limit on threads (ulimit -u)");
-        take(&place).into_iter().for_each(|job| job());
+        take(&place).into_iter().for_each(|task| task());
     }
 }

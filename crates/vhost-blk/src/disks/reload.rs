@@ -10,7 +10,7 @@
 
 use super::changing::{self, DISK_MAX};
 use super::live::Live;
-use super::openers::Job;
+use super::openers::Task;
 use super::removal::{Purpose, Which};
 use super::starting::Reservation;
 use super::{Disks, Entry, Mode, Origin, Slot};
@@ -195,7 +195,7 @@ impl Disks {
         let (sender, ends) = mpsc::channel();
         let mut waiting: BTreeSet<String> =
             treatments.iter().map(|(name, _)| name.clone()).collect();
-        let jobs = treatments.into_iter().map(|(name, treatment)| {
+        let tasks = treatments.into_iter().map(|(name, treatment)| {
             let (sender, treating) = (sender.clone(), Treating::begin(self));
             let disks = Arc::clone(self);
             Box::new(move || {
@@ -204,9 +204,9 @@ impl Disks {
                 drop(treating);
                 report.iter().filter(|it| it.outcome != Outcome::Starting).for_each(Report::log);
                 let _ = sender.send((name, report)); // the reload may not wait any more
-            }) as Job
+            }) as Task
         });
-        self.begin_all(jobs.collect());
+        self.begin_all(tasks.collect());
         drop(sender);
         let mut reports = Vec::new();
         while !waiting.is_empty() && !self.is_stopping() {

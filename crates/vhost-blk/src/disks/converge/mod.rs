@@ -12,14 +12,14 @@
 //! | 6. [`Convergence::last`]: the disk takes no request, and the target gets the rest | no write is left |
 //! | 7. any end, also that of a step before | off: the drop of [`Convergence`] |
 //!
-//! Only one thread works on the target ([`Hand`]), and another one looks at the clock and at the client: an act of
+//! Only one thread works on the target ([`TargetThread`]), and another one looks at the clock and at the client: an act of
 //! the target that takes [`STUCK`] ends the convergence, and with it the wait of the guest's writes.
 
 mod bound;
-mod hand;
+mod target_thread;
 
-pub(crate) use hand::{Acts, Hand, Sign, TargetUser, Words};
-pub(super) use hand::{New, There};
+pub(super) use target_thread::{New, OwnedByTarget};
+pub(crate) use target_thread::{Sign, TargetQueue, TargetThread, TargetUser, Words};
 
 use super::Disks;
 use super::exchange::{Source, check_writes};
@@ -173,7 +173,7 @@ impl From<Failure> for Unfinished {
 
 /// The end of a copy. The brake is off when this is dropped.
 pub(super) struct Convergence<'a, C: Copier> {
-    pub(super) acts: &'a Acts<C>,
+    pub(super) acts: &'a TargetQueue<C>,
     pub(super) brake: &'a Arc<Brake>,
     /// Returns an error if the end is not wanted any more.
     pub(super) check: &'a dyn Fn() -> Result<(), Unfinished>,
@@ -370,7 +370,7 @@ impl<C: Copier> Convergence<'_, C> {
     /// Orders the last act of the target, whose disk is drained: the rest becomes durable there, and `open`
     /// gets the copier.
     pub(super) fn last<T: Send + 'static>(
-        acts: &Acts<C>,
+        acts: &TargetQueue<C>,
         brake: Arc<Brake>,
         open: impl FnOnce(C) -> Result<(Opened, T), String> + Send + 'static,
     ) -> Last<C, T> {
@@ -390,7 +390,7 @@ impl<C: Copier> Convergence<'_, C> {
 
 /// The last act of a target.
 pub(super) struct Last<C, T> {
-    acts: Acts<C>,
+    acts: TargetQueue<C>,
     answer: Receiver<Result<New<T>, String>>,
     deadline: Instant,
     /// A thread waits for the answer.
@@ -400,7 +400,7 @@ pub(super) struct Last<C, T> {
 impl<C: Exchanged, T: Send + 'static> Last<C, T> {
     /// Orders an act that opens the new disk. Its flag is false once the owner has stopped waiting.
     pub(super) fn order(
-        acts: &Acts<C>,
+        acts: &TargetQueue<C>,
         open: impl FnOnce(C, &AtomicBool) -> Result<New<T>, String> + Send + 'static,
     ) -> Last<C, T> {
         let deadline = Instant::now() + DRAINED_MAX;
@@ -415,7 +415,7 @@ impl<C: Exchanged, T: Send + 'static> Last<C, T> {
     ///
     /// # Errors
     /// Cause and remedy.
-    pub(super) fn wait(self, disk: &str) -> Result<(Opened, There<T>), String> {
+    pub(super) fn wait(self, disk: &str) -> Result<(Opened, OwnedByTarget<T>), String> {
         let patience = self.deadline.saturating_duration_since(Instant::now());
         match self.answer.recv_timeout(patience) {
             Ok(done) => {
@@ -423,7 +423,7 @@ impl<C: Exchanged, T: Send + 'static> Last<C, T> {
                 if let Some(rest_bytes) = rest_bytes {
                     tracing::info!(disk, rest_bytes, "copied while drained");
                 }
-                Ok((opened, self.acts.there(made)))
+                Ok((opened, self.acts.own_on_target(made)))
             }
             Err(RecvTimeoutError::Disconnected) => Err(C::WORDS.cancelled.to_owned()),
             Err(RecvTimeoutError::Timeout) => {

@@ -34,7 +34,8 @@ pub(super) use state::MergeState;
 use super::Disks;
 use super::config_file::NewConfig;
 use super::converge::{
-    self, Acts, Convergence, Copier as _, Hand, REST_MAX, STUCK, There, Unfinished,
+    self, Convergence, Copier as _, OwnedByTarget, REST_MAX, STUCK, TargetQueue, TargetThread,
+    Unfinished,
 };
 use super::exchange::{New, Source, identity, options, replacement};
 use super::job::{Kind, Owner};
@@ -124,7 +125,8 @@ impl Disks {
             let merge = of_thread.open(&of_source);
             merge.map(Copier::new).map_err(|told| Failure::told(of_error, told))
         };
-        let hand = Hand::start(what.clone(), Arc::clone(&kept) as converge::Sign, open, go_on)?;
+        let target_thread =
+            TargetThread::start(what.clone(), Arc::clone(&kept) as converge::Sign, open, go_on)?;
         let merging = Merging { disks: self, source: &source, plan: &plan, state: &state, marked };
         let followed = source.follow(&state.brake, Growth::Merging, &go_on);
         let followed = followed.map_err(|unfinished| match unfinished {
@@ -134,7 +136,9 @@ impl Disks {
         let (target, has_begun) = (plan.image().display().to_string(), followed.is_ok());
         let done = followed.and_then(|()| {
             source.events.tell(&Event::WorkBegun(Work::Commit, target.clone()));
-            merging.run(hand.acts(), wanted, &go_on).inspect_err(|_| source.end_following())
+            merging
+                .run(target_thread.acts(), wanted, &go_on)
+                .inspect_err(|_| source.end_following())
         });
         let job = kept.owner.job();
         if has_begun {
@@ -154,7 +158,7 @@ impl Disks {
             Err(told) => Err(refused(told)),
         };
         drop(kept);
-        if !hand.close() {
+        if !target_thread.close() {
             let target = plan.image().display();
             tracing::warn!(disk = name, %target, "the backing file does not answer; its lock and its thread are released when it does");
             job.tell_end(&source.events);
@@ -209,7 +213,7 @@ struct Done<'a> {
 impl<'a> Merging<'a> {
     fn run(
         &self,
-        acts: &Acts<Copier>,
+        acts: &TargetQueue<Copier>,
         wanted: &Wanted,
         go_on: &impl Fn() -> bool,
     ) -> Result<Done<'a>, String> {
@@ -262,7 +266,7 @@ impl<'a> Merging<'a> {
 
 /// The copy before the brake is on.
 struct Copy<'a> {
-    acts: &'a Acts<Copier>,
+    acts: &'a TargetQueue<Copier>,
     check: &'a dyn Fn() -> Result<(), Unfinished>,
     state: &'a MergeState,
 }
@@ -331,7 +335,7 @@ struct Change {
 
 impl Change {
     /// Waits for the backing file, which has everything then. If it hangs, the guest goes on in the image.
-    fn prepare(self, acts: &Acts<Copier>, new: &Sender<New>) -> Result<Replacement, String> {
+    fn prepare(self, acts: &TargetQueue<Copier>, new: &Sender<New>) -> Result<Replacement, String> {
         let (args, marked) = (self.args.clone(), self.marked.clone());
         let open = move |copier: Copier| {
             let known = copier.known();
@@ -349,7 +353,7 @@ impl Change {
     }
 
     /// Marks the image in place of the backing file, and replaces the configuration file.
-    fn commit(self, marked: There<Marked>) -> Result<(), String> {
+    fn commit(self, marked: OwnedByTarget<Marked>) -> Result<(), String> {
         let Change { top, backing_path, config, state, .. } = self;
         state.begin_move()?;
         let is_marked = top
@@ -374,7 +378,7 @@ const HANGS: &str = "the backing file does not answer";
 fn restored(
     state: &MergeState,
     top: &ImageFile,
-    unmarked: Option<There<Unmarked>>,
+    unmarked: Option<OwnedByTarget<Unmarked>>,
     told: String,
 ) -> String {
     state.ends();

@@ -8,7 +8,7 @@ use super::target::Named;
 use super::worker::Worker;
 use crate::disk::{self, From, LockWait, Opened};
 use crate::disks::config_file::NewConfig;
-use crate::disks::converge::{Acts, Convergence, STUCK, There, Unfinished};
+use crate::disks::converge::{Convergence, OwnedByTarget, STUCK, TargetQueue, Unfinished};
 use crate::disks::exchange::{New, Source, options, replacement, settled};
 use crate::disks::growth;
 use crate::disks::layers::Layers;
@@ -28,7 +28,7 @@ impl Worker {
         let (refused, update_config) = (Unfinished::Refused, ordered.update_config);
         self.source()?.check_config(update_config).map_err(refused)?;
         let check = || self.check_order(ordered);
-        let (acts, brake) = (self.hand.acts(), self.mirror.brake());
+        let (acts, brake) = (self.target_thread.acts(), self.mirror.brake());
         let end = Convergence { acts, brake, check: &check };
         let plan = Arc::clone(&self.plan);
         end.with(move |copier: &mut Copier| {
@@ -101,7 +101,7 @@ impl Worker {
     ) -> Result<(Duration, Option<New>), Unfinished> {
         let (sender, new) = channel();
         let (mirror, ordered) = (Arc::clone(&self.mirror), change.ordered);
-        let acts = self.hand.acts().clone();
+        let acts = self.target_thread.acts().clone();
         let begin = move || mirror.begin_rest(ordered);
         let replace = move || change.prepare(&acts, &sender);
         let pause = end.exchange(&self.source.control, begin, replace)?;
@@ -138,7 +138,7 @@ struct Change {
 
 impl Change {
     /// Waits for the new storage, which has everything then. If it hangs, the guest goes on in the old one.
-    fn prepare(self, acts: &Acts<Copier>, new: &Sender<New>) -> Result<Replacement, String> {
+    fn prepare(self, acts: &TargetQueue<Copier>, new: &Sender<New>) -> Result<Replacement, String> {
         let (args, first_bytes) = (self.args.clone(), Some(self.first_bytes));
         let open = move |copier: Copier| -> Result<(Opened, Named), String> {
             let known = copier.known();
@@ -156,7 +156,7 @@ impl Change {
     }
 
     /// Marks the old image, and replaces the configuration file.
-    fn commit(self, named: There<Named>) -> Result<(), String> {
+    fn commit(self, named: OwnedByTarget<Named>) -> Result<(), String> {
         let Change { args, top, config, is_marked, mirror, .. } = self;
         let path: PathBuf = args.blk_file.unwrap_or_default();
         mirror.begin_move()?;

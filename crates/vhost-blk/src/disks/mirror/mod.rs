@@ -32,7 +32,7 @@ pub(super) use state::Mirror;
 pub use state::Phase;
 
 use super::Disks;
-use super::converge::Hand;
+use super::converge::TargetThread;
 use super::exchange::Source;
 use super::job::{Job, Kind, Owner};
 use crate::backup::ImageReader;
@@ -114,7 +114,8 @@ impl Disks {
         let go_on = || go_on() && !mirror.is_cancelled();
         let old = Old::new(reader(&source).map_err(refused)?);
         let opening = opening(&plan, &source, &mirror, &old);
-        let hand = Hand::start(what, sign, opening, go_on).inspect_err(|_| old.close())?;
+        let target_thread =
+            TargetThread::start(what, sign, opening, go_on).inspect_err(|_| old.close())?;
         // The thread is there before anything follows the disk, which only it ends.
         let (start, started) = channel::<Worker>();
         let body = move || started.into_iter().for_each(Worker::run);
@@ -127,7 +128,7 @@ impl Disks {
             });
         if let Err(told) = begun {
             old.close();
-            hand.close();
+            target_thread.close();
             return Err(refused(told));
         }
         self.note_last(&source, None);
@@ -139,7 +140,7 @@ impl Disks {
             plan,
             mirror,
             old,
-            hand,
+            target_thread,
         };
         let _ = start.send(worker); // the thread waits for it
         Ok(())

@@ -17,7 +17,9 @@ mod plan;
 
 use super::Disks;
 use super::config_file::NewConfig;
-use super::converge::{Acts, Exchanged, Hand, Last, New, TargetUser, Unfinished, Words};
+use super::converge::{
+    Exchanged, Last, New, TargetQueue, TargetThread, TargetUser, Unfinished, Words,
+};
 use super::exchange::{self, SYNC, identity, options, replacement, settled, synced};
 use super::job::{Job, Kind};
 use super::layers::Layers;
@@ -81,7 +83,7 @@ pub struct Space {
     pub unmapped_bytes: Option<u64>,
 }
 
-/// A new overlay. Only its thread ([`Hand`]) works on it.
+/// A new overlay. Only its thread ([`TargetThread`]) works on it.
 struct Made {
     plan: Arc<Plan>,
     /// The backing files that it needs.
@@ -141,12 +143,12 @@ impl Disks {
             };
             made().map_err(|told: String| Failure::told(of_error, told))
         };
-        let hand = Hand::start(what.clone(), sign, open, go_on)?;
+        let target_thread = TargetThread::start(what.clone(), sign, open, go_on)?;
         let job = owner.job();
-        let taken = self.go_on_in_overlay(name, wanted, (hand.acts(), &job), &go_on);
+        let taken = self.go_on_in_overlay(name, wanted, (target_thread.acts(), &job), &go_on);
         let taken = taken.map_err(refused);
         // Removes an overlay that is not used.
-        if !hand.close() {
+        if !target_thread.close() {
             let overlay = wanted.overlay.display();
             tracing::warn!(disk = name, %overlay, "the storage does not answer; the overlay is removed when it does");
         }
@@ -159,7 +161,7 @@ impl Disks {
         self: &Arc<Self>,
         name: &str,
         wanted: &Wanted,
-        (acts, job): (&Acts<Made>, &Job),
+        (acts, job): (&TargetQueue<Made>, &Job),
         go_on: &dyn Fn() -> bool,
     ) -> Result<Taken, String> {
         let check = || match go_on() {
@@ -255,7 +257,7 @@ impl Change {
     /// guest goes on in the image.
     fn prepare(
         self,
-        acts: &Acts<Made>,
+        acts: &TargetQueue<Made>,
         old: &Arc<dyn Disk>,
         new: Sender<exchange::New>,
     ) -> Result<Replacement, String> {

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The thread that works on the new storage of a copy. No other thread of the process does: a storage that
-//! hangs keeps nothing else waiting. It also waits for the old storage of a drained disk ([`Acts::on_old`]).
+//! hangs keeps nothing else waiting. It also waits for the old storage of a drained disk ([`TargetQueue::on_old`]).
 //!
 //! | State | Begins | Next |
 //! |---|---|---|
 //! | opening | with the thread | copying; or the end of the thread, after an error |
 //! | copying | the storage is made or opened, and locked | failed, taken, closed |
 //! | failed | an act has failed, and the copier was dropped; each later act has the same error | closed |
-//! | taken | [`Acts::last`] has the copier; the new disk is kept open | closed |
-//! | closed | [`Hand::close`] | the end of the thread |
+//! | taken | [`TargetQueue::last`] has the copier; the new disk is kept open | closed |
+//! | closed | [`TargetThread::close`] | the end of the thread |
 //!
-//! Acts are carried out in their order. An owner that does not wait any more leaves the thread alone; it drops
-//! the copier, with an incomplete file, as soon as the storage answers. An unused new disk is closed on this thread,
-//! and a value that was made with it ([`There`]) is dropped here, so that a drained disk waits for neither. The owner
+//! Acts are carried out in their order. An owner that does not wait any more leaves the thread alone; it drops the
+//! copier, with an incomplete file, as soon as the storage answers. An unused new disk is closed on this thread, and a
+//! value that was made with it ([`OwnedByTarget`]) is dropped here, so that a drained disk waits for neither. The owner
 //! waits for each act before it orders the next, with three exceptions: an act of a refused convergence, the last act
 //! and the close. So the queue has at most four acts.
 
@@ -44,7 +44,7 @@ pub(crate) struct Words {
     pub(crate) cancelled: &'static str,
 }
 
-/// Works on a target: only the thread of a [`Hand`] has it.
+/// Works on a target: only the thread of a [`TargetThread`] has it.
 pub(crate) trait TargetUser: Sized + 'static {
     const WORDS: Words;
     /// Has the remedy.
@@ -55,16 +55,16 @@ pub(crate) trait TargetUser: Sized + 'static {
 pub(crate) type Sign = Arc<dyn Any + Send + Sync>;
 
 /// The thread for its owner.
-pub(crate) struct Hand<C> {
-    acts: Acts<C>,
+pub(crate) struct TargetThread<C> {
+    acts: TargetQueue<C>,
 }
 
 /// Orders acts of the thread.
-pub(crate) struct Acts<C>(Sender<Act<C>>);
+pub(crate) struct TargetQueue<C>(Sender<Act<C>>);
 
 type Act<C> = Box<dyn FnOnce(&mut State<C>) + Send>;
 
-type Job = Box<dyn FnOnce() + Send>;
+type Task = Box<dyn FnOnce() + Send>;
 
 enum State<C> {
     Copying(Box<C>, Sign),
@@ -76,13 +76,13 @@ enum State<C> {
     },
 }
 
-impl<C> Clone for Acts<C> {
+impl<C> Clone for TargetQueue<C> {
     fn clone(&self) -> Self {
-        Acts(self.0.clone())
+        TargetQueue(self.0.clone())
     }
 }
 
-impl<C: TargetUser> Hand<C> {
+impl<C: TargetUser> TargetThread<C> {
     /// Starts the thread, which makes or opens the storage; waits for that as long as `goes_on` says so. The
     /// thread drops `sign` when it does not use the storage any more. `what`: the act for an error.
     pub(crate) fn start(
@@ -90,7 +90,7 @@ impl<C: TargetUser> Hand<C> {
         sign: Sign,
         open: impl FnOnce() -> Result<C, Failure> + Send + 'static,
         goes_on: impl Fn() -> bool,
-    ) -> Result<Hand<C>, Failure> {
+    ) -> Result<TargetThread<C>, Failure> {
         let (sender, acts) = channel::<Act<C>>();
         let (reply, opened) = channel();
         let body = move || {
@@ -112,14 +112,14 @@ impl<C: TargetUser> Hand<C> {
             .map_err(|why| Failure::run(&what, why, "raise the limit on threads (ulimit -u)"))?;
         loop {
             match opened.recv_timeout(LOOK) {
-                Ok(opened) => return opened.map(|()| Hand { acts: Acts(sender) }),
+                Ok(opened) => return opened.map(|()| TargetThread { acts: TargetQueue(sender) }),
                 Err(RecvTimeoutError::Disconnected) => {
                     return Err(Failure::run(what, "its thread has gone", "see the log"));
                 }
                 Err(RecvTimeoutError::Timeout) if !goes_on() => {
                     // Unless the storage hangs, nothing is left of the copy then.
                     if let Ok(Ok(())) = opened.recv_timeout(CLOSE_MAX) {
-                        Hand { acts: Acts(sender) }.close();
+                        TargetThread { acts: TargetQueue(sender) }.close();
                     }
                     return Err(Failure::run(
                         what,
@@ -133,7 +133,7 @@ impl<C: TargetUser> Hand<C> {
     }
 
     /// Orders acts.
-    pub(crate) fn acts(&self) -> &Acts<C> {
+    pub(crate) fn acts(&self) -> &TargetQueue<C> {
         &self.acts
     }
 
@@ -149,7 +149,7 @@ impl<C: TargetUser> Hand<C> {
     }
 }
 
-impl<C: TargetUser> Acts<C> {
+impl<C: TargetUser> TargetQueue<C> {
     /// Lets the thread act, and waits for that as long as `goes_on` says so. `None`: the copier is taken.
     /// An error of the act ends the copy, also if no thread waits for it any more.
     pub(crate) fn ask<T: Send + 'static>(
@@ -221,7 +221,7 @@ impl<C: TargetUser> Acts<C> {
             false => Ok(()),
             true => Err(C::WORDS.cancelled.to_owned()),
         };
-        let done = self.there(()).act(move |()| act(&check), DRAINED_MAX);
+        let done = self.own_on_target(()).act(move |()| act(&check), DRAINED_MAX);
         done.unwrap_or_else(|| {
             is_late.store(true, Ordering::Release);
             let limit = DRAINED_MAX.as_secs();
@@ -232,14 +232,14 @@ impl<C: TargetUser> Acts<C> {
         })
     }
 
-    /// Makes a value one that has its end in the thread.
-    pub(super) fn there<T: Send + 'static>(&self, value: T) -> There<T> {
+    /// Wraps a value so that the thread drops it.
+    pub(super) fn own_on_target<T: Send + 'static>(&self, value: T) -> OwnedByTarget<T> {
         let acts = self.0.clone();
-        let run = Arc::new(move |act: Job| {
+        let run = Arc::new(move |act: Task| {
             let act: Act<C> = Box::new(move |_| act());
             let _ = acts.send(act); // without the thread, the storage has answered
         });
-        There { value: Some(value), run }
+        OwnedByTarget { value: Some(value), run }
     }
 }
 
@@ -253,12 +253,12 @@ pub(in crate::disks) struct New<T> {
 }
 
 /// A value whose drop, and whose last act, may wait for the storage. Its owner does not: the thread does that.
-pub(in crate::disks) struct There<T: Send + 'static> {
+pub(in crate::disks) struct OwnedByTarget<T: Send + 'static> {
     value: Option<T>,
-    run: Arc<dyn Fn(Job) + Send + Sync>,
+    run: Arc<dyn Fn(Task) + Send + Sync>,
 }
 
-impl<T: Send + 'static> There<T> {
+impl<T: Send + 'static> OwnedByTarget<T> {
     /// The value, whose drop does not wait any more.
     pub(in crate::disks) fn into_inner(mut self) -> Option<T> {
         self.value.take()
@@ -276,19 +276,19 @@ impl<T: Send + 'static> There<T> {
         answer.recv_timeout(patience).ok()
     }
 
-    /// As [`There::act`], with a value that takes the place of this one.
+    /// As [`OwnedByTarget::act`], with a value that takes the place of this one.
     pub(in crate::disks) fn then<U: Send + 'static, E: Send + 'static>(
         self,
         act: impl FnOnce(T) -> Result<U, E> + Send + 'static,
         patience: Duration,
-    ) -> Option<Result<There<U>, E>> {
+    ) -> Option<Result<OwnedByTarget<U>, E>> {
         let run = Arc::clone(&self.run);
         let done = self.act(act, patience)?;
-        Some(done.map(|value| There { value: Some(value), run }))
+        Some(done.map(|value| OwnedByTarget { value: Some(value), run }))
     }
 }
 
-impl<T: Send + 'static> Drop for There<T> {
+impl<T: Send + 'static> Drop for OwnedByTarget<T> {
     fn drop(&mut self) {
         if let Some(value) = self.value.take() {
             (self.run)(Box::new(move || drop(value)));
