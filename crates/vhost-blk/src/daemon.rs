@@ -118,7 +118,7 @@ fn run(
     let files = SocketFiles::default();
     begin_pidfile(disks, taken.as_mut(), &files)?;
     // A reload by a signal waits for the first disks.
-    let no_reload = disks.no_reload();
+    let turn = disks.turn_of_reload();
     let gate = handle_signals(disks, signals, &files)?;
     let is_first = taken.is_none();
     if !is_first {
@@ -127,14 +127,14 @@ fn run(
     }
     let begun = begin(taken.as_mut());
     // The client of an upgrade may ask for the next one.
-    let no_reload = is_first.then_some(no_reload);
+    let turn = is_first.then_some(turn);
     let begun = begun.and_then(|first| start(disks, taken, first, &files, gate));
-    let begun = begun.and_then(|()| match (&disks.mode, &no_reload) {
+    let begun = begun.and_then(|()| match (&disks.mode, &turn) {
         // A disk that fails or hangs is listed, and hurts no other.
-        (Mode::Many(Some(_)), Some(no_reload)) => disks.reload_now(no_reload).map(drop),
+        (Mode::Many(Some(_)), Some(turn)) => disks.reload_now(turn).map(drop),
         _ => Ok(()),
     });
-    drop(no_reload);
+    drop(turn);
     let begun = begun.and_then(|()| write_pidfile(disks, &files));
     let begun = begun.or_else(|failure| match disks.is_stopping() {
         // A signal may precede the first disk, above all one that an earlier program has left.

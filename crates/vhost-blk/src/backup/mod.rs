@@ -145,8 +145,8 @@ pub fn run(
     let (of_thread, parts) = (Arc::clone(order), source.taken.parts());
     let open = move || Made::of(&of_thread, base.as_ref(), size_bytes, &parts);
     let is_wanted = || is_wanted() && !clusters.has_ended();
-    let target_thread = TargetThread::start(what, Arc::clone(&sign) as Sign, open, is_wanted)?;
-    let acting = Acting { acts: target_thread.acts().clone(), clusters: Arc::clone(&clusters) };
+    let thread = TargetThread::start(what, Arc::clone(&sign) as Sign, open, is_wanted)?;
+    let acting = Acting { acts: thread.acts().clone(), clusters: Arc::clone(&clusters) };
     let backup = Backup { order, source: &source, acting, sign, was_cancelled: Cell::new(false) };
     let done = backup.make(before, goes_on.into_inner());
     let was_cancelled = backup.was_cancelled.get();
@@ -155,7 +155,7 @@ pub fn run(
         source.taken.fail();
     }
     // Removes an incomplete image.
-    if !target_thread.close() {
+    if !thread.close() {
         tracing::warn!(disk, target = %order.target, "the target does not answer; an incomplete file is removed when it does");
     }
     if done.is_ok() {

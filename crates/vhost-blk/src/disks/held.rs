@@ -30,8 +30,8 @@ impl Disks {
     /// # Errors
     /// [`UpgradeError`] if there is a reload or a snapshot, or a disk is coming or going.
     pub fn hold(&self) -> Result<Held<'_>, UpgradeError> {
-        let no_reload = self.try_turn("an upgrade".to_owned());
-        let no_reload = no_reload.map_err(|holder| UpgradeError::Turn(holder.told()))?;
+        let turn = self.try_turn("an upgrade".to_owned());
+        let turn = turn.map_err(|holder| UpgradeError::Turn(holder.told()))?;
         let mut state = self.lock();
         // Most waits for a storage, and most tries of a disk that fails, are short. A reload has such tries, too.
         let deadline = Instant::now() + STORAGE_PATIENCE;
@@ -47,7 +47,7 @@ impl Disks {
         let failed = state.table.iter().filter(|(_, slot)| matches!(slot, Slot::Failed(_)));
         let failed = failed.map(|(name, _)| name.clone()).collect();
         state.is_held = true;
-        Ok(Held { disks: self, all, failed, _turn: no_reload })
+        Ok(Held { disks: self, all, failed, _turn: turn })
     }
 
     /// Notes that a signal asks for a reload, until it begins. `false`: a thread waits for its turn already, and

@@ -159,7 +159,7 @@ impl Disks {
     /// # Errors
     /// As [`Disks::reload_now`].
     pub fn reload_as_requested(self: &Arc<Self>) -> Result<Vec<Report>, Failure> {
-        let turn = self.no_reload();
+        let turn = self.turn_of_reload();
         // A signal from here on asks for the next one.
         self.reload_waits.store(false, Ordering::Relaxed);
         self.reload_now(&turn)

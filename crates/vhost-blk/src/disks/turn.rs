@@ -116,12 +116,12 @@ impl Turn {
 impl Disks {
     /// Lets reloads wait until the result is dropped. Waits for another act without a bound: no client waits for
     /// the start of the daemon, nor for a reload by a signal.
-    pub fn no_reload(&self) -> HeldTurn<'_> {
+    pub fn turn_of_reload(&self) -> HeldTurn<'_> {
         let act = "the reload of the configuration".to_owned();
         self.turn.take(act, None, &mut || true).expect("it has no deadline")
     }
 
-    /// As [`Disks::no_reload`], for an `act` that does not wait.
+    /// As [`Disks::turn_of_reload`], for an `act` that does not wait.
     ///
     /// # Errors
     /// The act that has the turn.
@@ -129,7 +129,7 @@ impl Disks {
         self.turn.try_take(act)
     }
 
-    /// As [`Disks::no_reload`], for an `act` of a client, which is refused after [`TURN_MAX`]. `what`: the command,
+    /// As [`Disks::turn_of_reload`], for an `act` of a client, which is refused after [`TURN_MAX`]. `what`: the command,
     /// for an error.
     ///
     /// # Errors

@@ -7,7 +7,7 @@
 //! | 1. everything was copied once, and the changed parts at the pace of the user | off |
 //! | 2. [`Convergence::converge`]: the changed parts are copied, again and again, as fast as possible | on; its bound sinks with the copy to the rest that the drained disk can copy in [`REST_TIME`] |
 //! | 3. [`Convergence::sync_old`]: the old storage becomes durable, as before step 2 | on, at that bound |
-//! | 4. [`Convergence::no_reload`]: a reload in progress comes to its end; [`Convergence::meanwhile`]: the new configuration is prepared | the same |
+//! | 4. [`Convergence::turn`]: a reload in progress comes to its end; [`Convergence::meanwhile`]: the new configuration is prepared | the same |
 //! | 5. [`Convergence::exchange`]: the queues drain; the parts that the writes in flight change are copied | the same |
 //! | 6. [`Convergence::last`]: the disk takes no request, and the target gets the rest | no write is left |
 //! | 7. any end, also that of a step before | off: the drop of [`Convergence`] |
@@ -248,16 +248,12 @@ impl<C: Copier> Convergence<'_, C> {
     /// Lets reloads wait. One in progress may wait for the end of the copy, or for another disk: the
     /// copy goes on meanwhile, so that no write of the guest waits for it.
     /// It is refused after [`TURN_MAX`]. `act`: the end of the copy, for others.
-    pub(super) fn no_reload<'d>(
-        &self,
-        disks: &'d Disks,
-        act: &str,
-    ) -> Result<HeldTurn<'d>, Unfinished> {
+    pub(super) fn turn<'d>(&self, disks: &'d Disks, act: &str) -> Result<HeldTurn<'d>, Unfinished> {
         let begun = Instant::now();
         loop {
             (self.check)()?;
             match disks.try_turn(act.to_owned()) {
-                Ok(no_reload) => return Ok(no_reload),
+                Ok(turn) => return Ok(turn),
                 Err(holder) if begun.elapsed() >= TURN_MAX => {
                     return Err(Unfinished::Refused(format!(
                         "{}; try again after it",

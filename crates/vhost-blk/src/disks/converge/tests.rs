@@ -106,7 +106,7 @@ impl Drop for Guest {
     }
 }
 
-fn target_thread(copied: &Arc<AtomicU64>) -> TargetThread<Slow> {
+fn thread(copied: &Arc<AtomicU64>) -> TargetThread<Slow> {
     let copier = Slow(Rate::default(), Arc::clone(copied));
     TargetThread::start("copy".to_owned(), Arc::new(()), || Ok(copier), || true).unwrap()
 }
@@ -114,8 +114,8 @@ fn target_thread(copied: &Arc<AtomicU64>) -> TargetThread<Slow> {
 #[test]
 fn few_changes_are_left_to_the_drained_disk_and_the_guest_writes_meanwhile_and_freely_after_it() {
     let (guest, copied) = (Guest::start(), Arc::new(AtomicU64::new(0)));
-    let target_thread = target_thread(&copied);
-    let end = Convergence { acts: target_thread.acts(), brake: &guest.brake, check: &|| Ok(()) };
+    let thread = thread(&copied);
+    let end = Convergence { acts: thread.acts(), brake: &guest.brake, check: &|| Ok(()) };
     let before = guest.writes();
     end.converge().map_err(Unfinished::told).unwrap();
     for _ in 0..100 {
@@ -135,12 +135,12 @@ fn few_changes_are_left_to_the_drained_disk_and_the_guest_writes_meanwhile_and_f
 #[test]
 fn a_cancel_in_the_middle_lets_the_writes_go_on() {
     let (guest, copied) = (Guest::start(), Arc::new(AtomicU64::new(0)));
-    let target_thread = target_thread(&copied);
+    let thread = thread(&copied);
     let check = || match copied.load(Ordering::Relaxed) < SIZE / 2 {
         true => Ok(()),
         false => Err(Unfinished::Ended("cancelled".to_owned())),
     };
-    let end = Convergence { acts: target_thread.acts(), brake: &guest.brake, check: &check };
+    let end = Convergence { acts: thread.acts(), brake: &guest.brake, check: &check };
     assert_eq!(end.converge().map_err(Unfinished::told), Err("cancelled".to_owned()));
     assert!(guest.brake.is_on());
     drop(end);
@@ -159,9 +159,9 @@ impl Drop for Tells {
 /// The thread hangs, and the owner of the values waits for none of them, or as long as it likes.
 #[test]
 fn what_was_made_with_the_target_has_its_end_in_the_thread_of_the_target() {
-    let target_thread = target_thread(&Arc::default());
+    let thread = thread(&Arc::default());
     let ((tell, told), (open, gate)) = (channel(), channel::<()>());
-    let made = || target_thread.acts().own_on_target(Tells(tell.clone()));
+    let made = || thread.acts().own_on_target(Tells(tell.clone()));
     let there = |made: OwnedByTarget<Tells>| made.act(move |_| gate.recv().is_ok(), Duration::ZERO);
     assert_eq!(there(made()), None);
     drop(made());
@@ -175,16 +175,16 @@ fn what_was_made_with_the_target_has_its_end_in_the_thread_of_the_target() {
     told.recv().unwrap();
     drop(made().into_inner());
     assert_ne!(told.recv().unwrap().as_deref(), Some("slow-target"));
-    assert!(target_thread.close());
+    assert!(thread.close());
 }
 
 /// The target hangs when the disk is drained, and answers when no thread waits any more.
 #[test]
 fn a_last_act_that_comes_too_late_opens_nothing() {
-    let target_thread = target_thread(&Arc::default());
+    let thread = thread(&Arc::default());
     let (release, hangs) = channel::<()>();
     let is_opened = thread::scope(|scope| {
-        let acts = target_thread.acts();
+        let acts = thread.acts();
         let (told, begun) = channel();
         scope.spawn(move || {
             let act = move |_: &mut Slow| {
@@ -209,17 +209,17 @@ fn a_last_act_that_comes_too_late_opens_nothing() {
         drop(release);
         is_opened
     });
-    assert!(target_thread.close());
+    assert!(thread.close());
     assert!(!is_opened.load(Ordering::Relaxed));
 }
 
 #[test]
 fn old_storage_that_hangs_does_not_hold_the_drained_disk_and_is_not_changed_later() {
     let open = || Ok(Slow(Rate::default(), Arc::default()));
-    let target_thread = TargetThread::start(String::new(), Arc::new(()), open, || true).unwrap();
+    let thread = TargetThread::start(String::new(), Arc::new(()), open, || true).unwrap();
     let (answers, storage) = channel::<()>();
     let (changes, changed) = channel();
-    let told = target_thread.acts().on_old("the sync of the image", move |is_wanted| {
+    let told = thread.acts().on_old("the sync of the image", move |is_wanted| {
         storage.recv().unwrap();
         is_wanted()?;
         changes.send(()).unwrap();
@@ -229,9 +229,6 @@ fn old_storage_that_hangs_does_not_hold_the_drained_disk_and_is_not_changed_late
         told.unwrap_err().starts_with("the sync of the image took more than 5 s, and the guest")
     );
     answers.send(()).unwrap();
-    assert_eq!(
-        target_thread.acts().on_old("the next act", |is_wanted| is_wanted().map(|()| 7)),
-        Ok(7)
-    );
+    assert_eq!(thread.acts().on_old("the next act", |is_wanted| is_wanted().map(|()| 7)), Ok(7));
     assert!(changed.recv().is_err(), "the storage was changed");
 }

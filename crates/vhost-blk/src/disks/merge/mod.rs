@@ -104,14 +104,14 @@ impl Disks {
         let what = format!("{WHAT} {name}");
         let refused = |told: String| Failure::told(&what, told);
         let act = format!("the begin of a commit of the disk {name}");
-        let no_reload = self.turn(&what, act, &mut || go_on())?;
+        let turn = self.turn(&what, act, &mut || go_on())?;
         let source = self.source(name, WHAT)?;
         let state = Arc::new(MergeState::new(source.image.disk.info().capacity_sectors * 512));
         let kind = Kind::Merge(Arc::clone(&state));
         let owner = self.begin_job(&source, kind, &wanted.bandwidth).map_err(refused)?;
         self.check_no_backup(name).map_err(refused)?;
         // Neither a snapshot nor an upgrade comes in between from here on; the backing file may hang.
-        drop(no_reload);
+        drop(turn);
         let go_on = || go_on() && !state.is_cancelled();
         let bytes = state.brake.written().capacity_bytes();
         let plan =
@@ -125,7 +125,7 @@ impl Disks {
             let merge = of_thread.open(&of_source);
             merge.map(Copier::new).map_err(|told| Failure::told(of_error, told))
         };
-        let target_thread =
+        let thread =
             TargetThread::start(what.clone(), Arc::clone(&kept) as converge::Sign, open, go_on)?;
         let merging = Merging { disks: self, source: &source, plan: &plan, state: &state, marked };
         let followed = source.follow(&state.brake, Growth::Merging, &go_on);
@@ -136,9 +136,7 @@ impl Disks {
         let (target, has_begun) = (plan.image().display().to_string(), followed.is_ok());
         let done = followed.and_then(|()| {
             source.events.tell(&Event::WorkBegun(Work::Commit, target.clone()));
-            merging
-                .run(target_thread.acts(), wanted, &go_on)
-                .inspect_err(|_| source.end_following())
+            merging.run(thread.acts(), wanted, &go_on).inspect_err(|_| source.end_following())
         });
         let job = kept.owner.job();
         if has_begun {
@@ -147,18 +145,17 @@ impl Disks {
             job.ends_with(Event::of_end(Work::Commit, target, outcome));
         }
         let done = match done {
-            Ok(Done { no_reload, new, config, pause }) => {
-                let in_new =
-                    |new| self.go_on_in(&source, Some((&no_reload, plan.args().clone())), new);
+            Ok(Done { turn, new, config, pause }) => {
+                let in_new = |new| self.go_on_in(&source, Some((&turn, plan.args().clone())), new);
                 new.into_iter().for_each(in_new);
-                drop(no_reload);
+                drop(turn);
                 let (image, overlay) = plan.paths();
                 Ok(Merged { image, overlay, options: options(plan.args()), config, pause })
             }
             Err(told) => Err(refused(told)),
         };
         drop(kept);
-        if !target_thread.close() {
+        if !thread.close() {
             let target = plan.image().display();
             tracing::warn!(disk = name, %target, "the backing file does not answer; its lock and its thread are released when it does");
             job.tell_end(&source.events);
@@ -202,7 +199,7 @@ struct Merging<'a> {
 /// The guest goes on in the backing file.
 struct Done<'a> {
     /// Neither a reload nor a save before the table tells that.
-    no_reload: HeldTurn<'a>,
+    turn: HeldTurn<'a>,
     /// Its storage.
     new: Option<New>,
     /// The configuration file that was changed.
@@ -240,7 +237,7 @@ impl<'a> Merging<'a> {
     ) -> Result<Done<'a>, Unfinished> {
         let (source, plan) = (self.source, self.plan);
         let act = format!("the end of the commit of the disk {}", source.name);
-        let no_reload = end.no_reload(self.disks, &act)?;
+        let turn = end.turn(self.disks, &act)?;
         let config = self.disks.config_of(source, plan.args(), update_config);
         let config = move || config().map_err(Unfinished::Refused);
         let config = end.meanwhile(self.disks, &source.name, Some(STUCK), config)?;
@@ -260,7 +257,7 @@ impl<'a> Merging<'a> {
         let begin = move || if state.is_cancelled() { Err(CANCELLED.to_owned()) } else { Ok(()) };
         let replace = move || change.prepare(&acts, &sender);
         let pause = end.exchange(&source.control, begin, replace)?;
-        Ok(Done { no_reload, new: new.try_recv().ok(), config: file, pause })
+        Ok(Done { turn, new: new.try_recv().ok(), config: file, pause })
     }
 }
 

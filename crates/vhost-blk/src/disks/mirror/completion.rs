@@ -28,7 +28,7 @@ impl Worker {
         let (refused, update_config) = (Unfinished::Refused, ordered.update_config);
         self.source()?.check_config(update_config).map_err(refused)?;
         let check = || self.check_order(ordered);
-        let (acts, brake) = (self.target_thread.acts(), self.mirror.brake());
+        let (acts, brake) = (self.thread.acts(), self.mirror.brake());
         let end = Convergence { acts, brake, check: &check };
         let plan = Arc::clone(&self.plan);
         end.with(move |copier: &mut Copier| {
@@ -39,7 +39,7 @@ impl Worker {
         // From the look at the configuration to the end: STUCK for that, DRAIN_MAX, and DRAINED_MAX for each wait before
         // the mark.
         let act = format!("the end of the mirror of the disk {}", self.source.name);
-        let no_reload = end.no_reload(&self.disks, &act)?;
+        let turn = end.turn(&self.disks, &act)?;
         let source = self.source()?;
         source.check_config(update_config).map_err(refused)?;
         let args = self.plan.next(&source.args, self.plan.path());
@@ -63,7 +63,7 @@ impl Worker {
         };
         let (pause, new) = self.exchange(&end, change)?;
         if let Some(new) = new {
-            self.disks.go_on_in(&source, Some((&no_reload, args.clone())), new);
+            self.disks.go_on_in(&source, Some((&turn, args.clone())), new);
         }
         if self.plan.is_device() {
             self.watch_device();
@@ -101,7 +101,7 @@ impl Worker {
     ) -> Result<(Duration, Option<New>), Unfinished> {
         let (sender, new) = channel();
         let (mirror, ordered) = (Arc::clone(&self.mirror), change.ordered);
-        let acts = self.target_thread.acts().clone();
+        let acts = self.thread.acts().clone();
         let begin = move || mirror.begin_rest(ordered);
         let replace = move || change.prepare(&acts, &sender);
         let pause = end.exchange(&self.source.control, begin, replace)?;

@@ -114,7 +114,7 @@ impl Disks {
         let go_on = || go_on() && !mirror.is_cancelled();
         let old = Old::new(reader(&source).map_err(refused)?);
         let opening = opening(&plan, &source, &mirror, &old);
-        let target_thread =
+        let thread =
             TargetThread::start(what, sign, opening, go_on).inspect_err(|_| old.close())?;
         // The thread is there before anything follows the disk, which only it ends.
         let (start, started) = channel::<Worker>();
@@ -128,7 +128,7 @@ impl Disks {
             });
         if let Err(told) = begun {
             old.close();
-            target_thread.close();
+            thread.close();
             return Err(refused(told));
         }
         self.note_last(&source, None);
@@ -140,7 +140,7 @@ impl Disks {
             plan,
             mirror,
             old,
-            target_thread,
+            thread,
         };
         let _ = start.send(worker); // the thread waits for it
         Ok(())

@@ -27,7 +27,7 @@ pub(super) struct Worker {
     pub(super) plan: Arc<Plan>,
     pub(super) mirror: Arc<Mirror>,
     pub(super) old: Old,
-    pub(super) target_thread: TargetThread<Copier>,
+    pub(super) thread: TargetThread<Copier>,
     pub(super) pace: Pace,
 }
 
@@ -43,13 +43,13 @@ impl Worker {
         let target = self.plan.path().display().to_string();
         self.source.events.tell(&Change::WorkBegun(Work::Mirror, target.clone()));
         let outcome = self.follow();
-        let Worker { disks, owner, source, plan, mirror, old, target_thread, .. } = self;
+        let Worker { disks, owner, source, plan, mirror, old, thread, .. } = self;
         if outcome.is_err() {
             mirror.brake().release();
         }
         old.close();
         // Removes an incomplete file.
-        if !target_thread.close() {
+        if !thread.close() {
             let target = plan.path().display();
             tracing::warn!(disk = source.name, %target, "the target does not answer; an incomplete file is removed when it does");
         }
@@ -177,6 +177,6 @@ impl Worker {
         act: impl FnOnce(&mut Copier) -> Result<T, CopyError> + Send + 'static,
     ) -> Result<T, Unfinished> {
         let begun = Instant::now();
-        self.target_thread.acts().act(act, || self.check_since(begun))
+        self.thread.acts().act(act, || self.check_since(begun))
     }
 }

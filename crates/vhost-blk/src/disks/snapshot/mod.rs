@@ -143,12 +143,12 @@ impl Disks {
             };
             made().map_err(|told: String| Failure::told(of_error, told))
         };
-        let target_thread = TargetThread::start(what.clone(), sign, open, go_on)?;
+        let thread = TargetThread::start(what.clone(), sign, open, go_on)?;
         let job = owner.job();
-        let taken = self.go_on_in_overlay(name, wanted, (target_thread.acts(), &job), &go_on);
+        let taken = self.go_on_in_overlay(name, wanted, (thread.acts(), &job), &go_on);
         let taken = taken.map_err(refused);
         // Removes an overlay that is not used.
-        if !target_thread.close() {
+        if !thread.close() {
             let overlay = wanted.overlay.display();
             tracing::warn!(disk = name, %overlay, "the storage does not answer; the overlay is removed when it does");
         }
