@@ -246,13 +246,19 @@ static unsigned int vhost_blk_finish_all(struct vhost_blk_queue *q, struct llist
 	return n;
 }
 
-/* Ends the requests of a list, publishes them together, and returns their number. */
-static unsigned int vhost_blk_complete_list(struct vhost_blk_queue *q, struct llist_node *list)
+/*
+ * Ends the requests of a list, and returns their number. Their used entries are published together, or follow the
+ * unpublished ones, if the rings cannot be reached.
+ */
+static unsigned int vhost_blk_complete_list(struct vhost_blk_queue *q, struct llist_node *list,
+					    bool publish)
 {
-	unsigned int kept = q->nr_kept, n, ended;
+	unsigned int before = q->unpublished, kept = q->nr_kept, n, ended;
 
-	n = vhost_blk_finish_all(q, list, 0);
-	if (likely(n))
+	n = vhost_blk_finish_all(q, list, before) - before;
+	if (!publish)
+		q->unpublished += n;
+	else if (likely(n))
 		vhost_blk_publish(q, n);
 	vhost_blk_time_used(q, list);
 	ended = vhost_blk_put_all(list);
@@ -288,7 +294,7 @@ unsigned int vhost_blk_complete(struct vhost_blk_queue *q, struct vhost_blk_run 
 		return 0;
 	if (run->batch_size)
 		run->ended = vhost_blk_cut(list, run->batch_size);
-	return vhost_blk_complete_list(q, list);
+	return vhost_blk_complete_list(q, list, true);
 }
 
 /**
@@ -302,13 +308,9 @@ unsigned int vhost_blk_complete(struct vhost_blk_queue *q, struct vhost_blk_run 
 void vhost_blk_complete_unpublished(struct vhost_blk_queue *q)
 {
 	struct llist_node *list = vhost_blk_take_done(q);
-	unsigned int before = q->unpublished, kept = q->nr_kept;
 
-	if (!list)
-		return;
-	q->unpublished = vhost_blk_finish_all(q, list, before);
-	vhost_blk_time_used(q, list);
-	q->stats.dropped += vhost_blk_put_all(list) - (q->unpublished - before) - (q->nr_kept - kept);
+	if (list)
+		vhost_blk_complete_list(q, list, false);
 }
 
 /**

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Stage *submit*: turns a request into backend I/O and starts it.
-// UNSAFETY: the buffer list of an I/O borrows the segments of its in-flight entry until it
+// UNSAFETY: the buffer list of an I/O borrows the segments of its request's entry until it
 // completes.
 #![expect(unsafe_code)]
 

@@ -149,7 +149,7 @@ fn run(
         if !disks.wait_at_most(Duration::ZERO) {
             tracing::error!(%failure, "the start has failed: ending its disks");
         }
-        if signals::wait_for_end(|| disks.remaining()) != Remaining::Nothing {
+        if signals::wait_for_end(|| disks.remaining()) != Remaining::NOTHING {
             disks.remove_socket_files();
             disks.remove_parts();
         }

@@ -19,6 +19,8 @@ pub(crate) const DRAIN_MAX: Duration = Duration::from_millis(900);
 /// Maximum time that disks without requests in flight have after that, for the end of their copies, and for their
 /// bitmaps and tables. The packaged units kill the daemon after 5 s.
 const CLOSE_MAX: Duration = Duration::from_secs(3);
+/// Time that the main thread then has to end the process.
+const MAIN_MAX: Duration = Duration::from_millis(500);
 /// Interval of the looks at them.
 const END_LOOK: Duration = Duration::from_millis(10);
 
@@ -40,14 +42,17 @@ pub struct Acts {
 }
 
 /// Work that is left to disks that were asked to stop.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Remaining {
-    /// No disk is left.
-    Nothing,
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Remaining {
     /// Disks have requests in flight.
-    Requests,
+    pub requests: bool,
     /// A disk without requests in flight ends its copy, or writes what the next program needs.
-    Closing,
+    pub closing: bool,
+}
+
+impl Remaining {
+    /// No disk is left.
+    pub const NOTHING: Remaining = Remaining { requests: false, closing: false };
 }
 
 /// Lets another thread act only while no stop was requested.
@@ -119,12 +124,8 @@ pub(crate) fn wait_for_end(remaining: impl Fn() -> Remaining) -> Remaining {
     let begun = Instant::now();
     loop {
         let now = remaining();
-        let limit = match now {
-            Remaining::Nothing => return now,
-            Remaining::Requests => DRAIN_MAX,
-            Remaining::Closing => DRAIN_MAX + CLOSE_MAX,
-        };
-        if begun.elapsed() >= limit {
+        let limit = if now.closing { DRAIN_MAX + CLOSE_MAX } else { DRAIN_MAX };
+        if now == Remaining::NOTHING || begun.elapsed() >= limit {
             return now;
         }
         std::thread::sleep(END_LOOK);
@@ -149,15 +150,21 @@ fn watch(signals: &StopSignals, acts: Acts, gate: &Gate) -> io::Result<()> {
     };
     stop(reason(&signal));
     tracing::info!(signal = signal.number, "asked to stop");
-    match wait_for_end(remaining) {
+    let left = wait_for_end(remaining);
+    if left == Remaining::NOTHING {
         // The main thread ends the process, unless it is stuck.
-        Remaining::Nothing => std::thread::sleep(DRAIN_MAX),
-        Remaining::Requests => {
-            tracing::warn!("leaving with I/O in flight: the storage did not complete it in time");
-        }
-        Remaining::Closing => tracing::warn!(
+        std::thread::sleep(MAIN_MAX);
+        tracing::warn!(
+            "leaving before the end of the main thread: a file system did not answer in time"
+        );
+    }
+    if left.requests {
+        tracing::warn!("leaving with I/O in flight: the storage did not complete it in time");
+    }
+    if left.closing {
+        tracing::warn!(
             "leaving without the bitmaps of a disk, or with a qcow2 image marked as in use: a storage did not answer in time"
-        ),
+        );
     }
     last();
     log::flush();

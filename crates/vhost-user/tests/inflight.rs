@@ -291,6 +291,7 @@ fn a_reset_forgets_the_region() {
             driver::Ring::Packed(ring) => ring.reset(),
         }
         device.start_queue(0).unwrap();
+        device.write(7, &[7; 512]).unwrap();
         assert_eq!(daemon.status().queues[0].total.recovered, 0, "the chain of the time before");
     }
 }

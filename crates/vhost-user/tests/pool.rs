@@ -99,6 +99,7 @@ fn unaligned_requests_of_a_deep_queue_let_those_of_another_queue_through() {
     const DEPTH: usize = 100;
     let setup = Setup { threads: 1, queues: 2, batch_size: Some(8), ..Setup::default() };
     let (disk, _directory) = file(DISK, FileOptions::default());
+    assert!(!disk.fell_back_from_direct(), "the build directory's file system has O_DIRECT");
     let daemon = Daemon::in_pool(Arc::new(disk), &setup, &pool(&setup));
     let mut device = daemon.connect(&Options { num_queues: 2, ..Options::default() });
     let layout = Layout { misalign: 1, ..device.layout() };

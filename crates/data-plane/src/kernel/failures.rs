@@ -180,13 +180,13 @@ fn line_of(failure: &StorageFailure) -> String {
         FailureKind::Io => "I/O errors; see the kernel log (dmesg)",
     };
     let StorageFailure { requests, reason, .. } = failure;
-    match failure.sector {
-        None => format!("the disk fails: {what} ({requests} requests failed)"),
-        Some(sector) => format!(
-            "the disk fails: {what} ({requests} requests failed, the first at sector {sector}: \
-             {reason})"
-        ),
-    }
+    let first = match (failure.sector, failure.operation) {
+        (Some(sector), _) => format!(", the first at sector {sector}: {reason}"),
+        (None, Some(Operation::Flush)) => format!(", the first a flush: {reason}"),
+        (None, _) if *requests > 0 => format!(": {reason}"),
+        (None, _) => String::new(),
+    };
+    format!("the disk fails: {what} ({requests} requests failed{first})")
 }
 
 #[cfg(test)]
@@ -284,9 +284,18 @@ mod tests {
             0,
         )));
         assert!(text.contains("no space is left") && text.contains("sector 0: No space"), "{text}");
+        let flush = failure(abi::FAILURE_IO | abi::FAILURE_SYNC, libc::EIO, u64::MAX);
+        let text = line_of(&failure_of(&flush));
+        assert!(text.contains("(3 requests failed, the first a flush: Input/output"), "{text}");
         let removed = abi::FAILURE_IO | abi::FAILURE_NO_SPACE | abi::FAILURE_REMOVED;
         let text = line_of(&failure_of(&failure(removed, libc::ENODEV, u64::MAX)));
-        assert!(text.contains("was removed") && text.ends_with("(3 requests failed)"), "{text}");
+        assert!(
+            text.contains("was removed") && text.contains("(3 requests failed: No such"),
+            "{text}"
+        );
+        let text =
+            line_of(&StorageFailure { requests: 0, ..failure_of(&failure(removed, 19, u64::MAX)) });
+        assert!(text.ends_with("(0 requests failed)"), "{text}");
         assert!(
             line_of(&failure_of(&failure(abi::FAILURE_TIMEOUT, libc::ETIMEDOUT, 1)))
                 .contains("answer")

@@ -127,7 +127,7 @@ pub fn run(
     let goes_on = RefCell::new(goes_on);
     let is_wanted = || (goes_on.borrow_mut())(None);
     let synced = disks.sync_for((disk, &what), is_wanted);
-    if order.reflink != Reflink::Never {
+    if order.reflink != Reflink::Never || !is_wanted() {
         synced?;
     }
     // Nothing else exchanges the storage at this moment, nor from then on: the slot is taken.

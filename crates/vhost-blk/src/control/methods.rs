@@ -159,7 +159,7 @@ fn of_disk(
     }
     let name = disks.resolve(wanted.as_deref())?;
     if saves.is_some() {
-        disks.look_for(&name, Disks::check_save_of, || client.is_connected())?;
+        disks.check_save_for(&name, || client.is_connected())?;
     }
     client.means(&name);
     if command == Command::Resume {

@@ -3,7 +3,8 @@
 //! nor its place among the clients: other disks stay under control.
 //!
 //! The threads are bounded. An opening has the name of its disk, also after its removal, and the number of disks is
-//! bounded. Each disk has one thread at most that looks at its files, one that syncs it, and one that prepares an exchange.
+//! bounded. Each disk has one thread at most that looks at its files, one that syncs it, one
+//! that looks at the file of its configuration, and one that prepares an exchange.
 
 use super::exchange::synced;
 use super::starting::removed_while_opening;
@@ -25,6 +26,8 @@ pub(super) enum Kind {
     Look,
     /// A sync before work that a client has ordered.
     Sync,
+    /// A look at the file of the configuration.
+    Config,
     /// The preparation of an exchange of the storage.
     Exchange,
 }
@@ -129,15 +132,39 @@ impl Disks {
         look: impl FnOnce(&Disks, &str) -> Result<T, Failure> + Send + 'static,
         go_on: impl Fn() -> bool,
     ) -> Result<T, Failure> {
-        let (what, remedy) = (format!("look at the files of {name}"), "check its storage");
+        let words = (&*format!("look at the files of {name}"), "check its storage");
+        self.look(Kind::Look, name, words, look, go_on)
+    }
+
+    /// As [`Disks::check_save_of`], for a client. Waits for that as long as `go_on` says so.
+    ///
+    /// # Errors
+    /// As [`Disks::save`], or [`Failure`] if the file system has not answered an earlier check.
+    pub fn check_save_for(
+        self: &Arc<Self>,
+        name: &str,
+        go_on: impl Fn() -> bool,
+    ) -> Result<(), Failure> {
+        let words = (&*format!("save the disk {name}"), "check the file system of --config-dir");
+        self.look(Kind::Config, name, words, Disks::check_save_of, go_on)
+    }
+
+    fn look<T: Send + 'static>(
+        self: &Arc<Self>,
+        kind: Kind,
+        name: &str,
+        (what, remedy): (&str, &str),
+        look: impl FnOnce(&Disks, &str) -> Result<T, Failure> + Send + 'static,
+        go_on: impl Fn() -> bool,
+    ) -> Result<T, Failure> {
         let turn = |why: &str| match go_on() {
             true => Ok(LOOK),
-            false => Err(Failure::run(&what, why, remedy)),
+            false => Err(Failure::run(what, why, remedy)),
         };
         let earlier = || turn("an earlier look at them, or an upgrade, has not ended");
-        let looking = Working::begin(self, name, Kind::Look, earlier)?;
+        let looking = Working::begin(self, name, kind, earlier)?;
         let act = move || look(&looking.disks, &looking.name);
-        apart(&what, LOOK, act, || turn("the client has not waited for it"))
+        apart(what, LOOK, act, || turn("the client has not waited for it"))
     }
 
     /// Makes the completed writes of a disk durable, and waits for that as long as `go_on` says so; a disk that is
@@ -160,8 +187,11 @@ impl Disks {
         let Some(image) = image.filter(|image| !image.disk.info().read_only) else { return Ok(()) };
         let of_error = what.to_owned();
         let act = move || {
-            let _syncing = syncing;
-            synced(&*image.disk).map_err(|told| Failure::told(&of_error, told))
+            let done = synced(&*image.disk).map_err(|told| Failure::told(&of_error, told));
+            // The image may be the last one of a disk that was removed meanwhile: it ends before the work does.
+            drop(image);
+            drop(syncing);
+            done
         };
         apart(what, LOOK, act, || turn("the client has not waited for the sync of the disk"))
     }

@@ -53,11 +53,8 @@ impl Disks {
     /// Returns the work that is left after the request to stop.
     pub fn remaining(&self) -> Remaining {
         let state = self.lock();
-        match () {
-            () if state.closing > 0 => Remaining::Closing,
-            () if self.is_done(&state) => Remaining::Nothing,
-            () => Remaining::Requests,
-        }
+        let disks = state.table.len() + state.given_up.len() + state.left.len();
+        Remaining { requests: disks > state.closing, closing: state.closing > 0 }
     }
 
     /// Ends the streams of all clients with the event `stopped`, and waits a moment until they have it.

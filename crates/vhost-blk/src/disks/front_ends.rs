@@ -20,6 +20,9 @@ const SILENCE_MAX: Duration = Duration::from_secs(5);
 const BURST: u32 = 16;
 const INTERVAL: Duration = Duration::from_millis(100);
 
+/// Interval of the looks at orders and the stop in between.
+const LOOK: Duration = Duration::from_millis(5);
+
 /// The pace at which the connections of a disk are served.
 #[derive(Debug, Default)]
 pub(super) struct Pace {
@@ -85,9 +88,18 @@ impl FrontEnds {
         }
     }
 
+    /// Waits until the next connection may be served, and answers orders meanwhile.
+    fn wait_for_pace(&mut self) {
+        let deadline = Instant::now() + self.pace.wait(Instant::now());
+        while Instant::now() < deadline && !self.stop.asked() {
+            self.server.answer();
+            std::thread::sleep(deadline.saturating_duration_since(Instant::now()).min(LOOK));
+        }
+    }
+
     /// Serves a front-end until its connection ends.
     pub(super) fn serve_one(&mut self, stream: UnixStream, next: Option<Next<'_>>) {
-        std::thread::sleep(self.pace.wait(Instant::now()));
+        self.wait_for_pace();
         if let Err(error) = self.stop.watch(&stream) {
             tracing::error!(%error, "no descriptor is left for a front-end");
             self.server.forget_inherited();

@@ -274,12 +274,12 @@ impl Change {
         let last = Last::order(acts, move |made: Made, _| {
             let opened = disk::open(&args, From::Overlay { image }, LockWait::No);
             let opened = opened.map_err(|failure| failure.to_string())?;
+            if opened.disk.info().capacity_sectors != capacity_sectors {
+                return Err("it was resized a moment ago; repeat the command".to_owned());
+            }
             Ok(New { opened, rest_bytes: None, made: made.overlay })
         });
         let (opened, overlay) = last.wait(&self.name)?;
-        if opened.disk.info().capacity_sectors != capacity_sectors {
-            return Err("it was resized a moment ago; repeat the command".to_owned());
-        }
         let layers = Arc::clone(&self.layers);
         let commit = move || {
             self.commit()?;
