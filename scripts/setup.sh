@@ -16,7 +16,8 @@
 set -eu
 say() { printf 'setup: %s\n' "$*"; }
 die() { say "$*" >&2; exit 1; }
-apt() { LC_ALL=C DEBIAN_FRONTEND=noninteractive apt-get -q -y "$@" </dev/null; }
+# Waits for another apt, such as the daily one of a machine that has just booted.
+apt() { LC_ALL=C DEBIAN_FRONTEND=noninteractive apt-get -q -y -o DPkg::Lock::Timeout=600 "$@" </dev/null; }
 
 # One word for each thing: the command (or file) whose presence proves it, and its package.
 needs_of() {

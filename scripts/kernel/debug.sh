@@ -52,6 +52,10 @@ fill() {
 }
 
 version=$(candidate "linux-source-$series")
+if [ -z "$version" ]; then
+    known=$(find "$cache" -maxdepth 1 -name "debug-$series.*" 2>/dev/null | sort -V | tail -n 1)
+    [ -z "$known" ] || { note "apt offers no linux-source-$series: taking what the cache has" && echo "$known" && exit; }
+fi
 [ -n "$version" ] || die "apt offers no linux-source-$series: add Debian's main repository to its sources"
 source=$("$here/source.sh" "$series" "$version")
 entry "debug-$version-$(key_of "$fragment" "$here/debug.sh" "$(gcc --version | head -n 1)")" fill

@@ -55,6 +55,8 @@ newest_in_cache() {
 package=
 if [ $# -gt 0 ]; then
     package=linux-headers-$1
+    # A kernel of the cache may be one that apt does not offer any more.
+    [ ! -d "$cache/headers-$1" ] || { echo "$cache/headers-$1/usr/src/$package" && exit; }
     version=$(candidate "$package")
 else
     version=$(newest_with_source)

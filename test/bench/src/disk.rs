@@ -20,11 +20,7 @@ pub(crate) fn directory(given: Option<&Path>) -> Result<PathBuf> {
     if let Some(directory) = given {
         return Ok(directory.to_owned());
     }
-    let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
-    let cache = set("XDG_CACHE_HOME").map(PathBuf::from);
-    let cache = cache.or_else(|| Some(PathBuf::from(set("HOME")?).join(".cache")));
-    let cache = cache.context("neither XDG_CACHE_HOME nor HOME is set: give --dir")?;
-    Ok(cache.join("vhost-blk"))
+    kit::system::cache_directory()
 }
 
 /// Makes a file of `size_bytes` (rounded down to whole MiB), written with data that does not

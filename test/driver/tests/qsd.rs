@@ -44,11 +44,13 @@ impl Daemon {
              addr.type=unix,addr.path={}",
             socket.display()
         );
-        let child = Command::new("qemu-storage-daemon")
+        let mut child = Command::new("qemu-storage-daemon")
             .args(["--blockdev", &blockdev, "--export", &export])
             .spawn()
             .unwrap();
         while UnixStream::connect(&socket).is_err() {
+            let ended = child.try_wait().unwrap();
+            assert!(ended.is_none(), "qemu-storage-daemon has ended without a socket: {ended:?}");
             sleep(Duration::from_millis(10));
         }
         child

@@ -53,6 +53,13 @@ mod tests {
     }
 
     #[test]
+    fn path_lengths_that_were_kept_on_another_kernel_are_expected_of_both_steps() {
+        for step in ["path_lengths", "path_lengths_of_the_guest_driver"] {
+            assert!(is_expected("step", step, "path lengths were kept on 6.12.1, this is 6.12.2"));
+        }
+    }
+
+    #[test]
     fn each_line_of_the_list_has_a_place_a_name_and_a_reason() {
         let lines = LIST.lines().filter(|line| !line.starts_with('#') && !line.is_empty());
         for line in lines {

@@ -1,12 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Programs of the system, and the kernel's modules.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
 use crate::outcome::skip;
 use crate::process::run_to_end;
+
+/// `$XDG_CACHE_HOME/vhost-blk`, by default `$HOME/.cache/vhost-blk`: the place of downloads, kernels and logs. An empty
+/// variable counts as one that is not set.
+///
+/// # Errors
+/// Neither variable is set.
+pub fn cache_directory() -> Result<PathBuf> {
+    let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
+    let base = set("XDG_CACHE_HOME").map(PathBuf::from);
+    let base = base.or_else(|| Some(PathBuf::from(set("HOME")?).join(".cache")));
+    let base = base.context("neither XDG_CACHE_HOME nor HOME is set: set one, for the cache")?;
+    Ok(base.join("vhost-blk"))
+}
 
 /// Runs a program; returns its output. Skips the case if it is not installed.
 pub fn run(program: &str, arguments: &[&str]) -> Result<String> {

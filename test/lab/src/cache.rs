@@ -19,12 +19,7 @@ pub struct Cache {
 impl Cache {
     /// Opens (and makes) `$XDG_CACHE_HOME/vhost-blk`, by default `$HOME/.cache/vhost-blk`.
     pub fn open() -> Result<Self> {
-        let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
-        let base = set("XDG_CACHE_HOME")
-            .map(PathBuf::from)
-            .or_else(|| set("HOME").map(|home| PathBuf::from(home).join(".cache")))
-            .context("neither XDG_CACHE_HOME nor HOME is set: set one, for the lab's cache")?;
-        Self::open_in(&base.join("vhost-blk"))
+        Self::open_in(&kit::system::cache_directory()?)
     }
 
     /// Opens (and makes) a cache in a given directory.

@@ -138,8 +138,11 @@ mod tests {
 
     #[test]
     fn a_stall_may_be_a_result_of_a_lost_interrupt_and_an_oops_is_none() {
-        let complains = |console| Remains::new("", console).has_complaint_beside_stalls();
-        assert!(!complains("[ 23.0] rcu: INFO: rcu_preempt detected stalls on CPUs/tasks:\r\n"));
+        let complains = |console: &str| Remains::new("", console).has_complaint_beside_stalls();
+        for stall in ["detected stalls", "detected expedited stalls"] {
+            let line = format!("[ 23.0] rcu: INFO: rcu_preempt {stall} on CPUs/tasks:\r\n");
+            assert!(!complains(&line), "{line}");
+        }
         assert!(complains(OOPS));
     }
 

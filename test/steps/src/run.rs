@@ -293,6 +293,8 @@ impl Run {
         });
         program.args(&command[1..]).current_dir(&self.root).env("PATH", &self.path);
         program.env("CARGO_TERM_COLOR", "never");
+        // With one thread, libtest begins a line before the test, and no line of the test begins with SKIP.
+        program.env("RUST_TEST_THREADS", "2");
         program
     }
 
@@ -318,11 +320,7 @@ impl Run {
 /// # Errors
 /// The directory cannot be made.
 pub fn new_log_directory() -> Result<PathBuf> {
-    let cache = match std::env::var_os("XDG_CACHE_HOME") {
-        Some(cache) => PathBuf::from(cache),
-        None => PathBuf::from(std::env::var_os("HOME").unwrap_or("/root".into())).join(".cache"),
-    };
-    let all = cache.join("vhost-blk/test-logs");
+    let all = kit::system::cache_directory()?.join("test-logs");
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?.as_secs();
     // Names sort by time.
     let logs = all.join(format!("{now}-{}", std::process::id()));

@@ -21,7 +21,7 @@ const BAD: [&str; 52] = [
     "soft lockup",
     "hard LOCKUP",
     "detected stall",
-    "self-detected stall",
+    "detected expedited stall",
     "workqueue lockup",
     "sleeping function called",
     "scheduling while atomic",
@@ -124,9 +124,15 @@ fn known_report(lines: &[&str]) -> Option<usize> {
 
 /// Parts of messages about time without progress, which a lost interrupt also brings about.
 pub(crate) fn stalls() -> Vec<String> {
-    ["detected stall", "blocked for more than", "soft lockup", "workqueue lockup"]
-        .map(str::to_owned)
-        .to_vec()
+    [
+        "detected stall",
+        "detected expedited stall",
+        "blocked for more than",
+        "soft lockup",
+        "workqueue lockup",
+    ]
+    .map(str::to_owned)
+    .to_vec()
 }
 
 /// The lines of a log that are findings.

@@ -116,7 +116,7 @@ impl Vm {
         args.extend(["-qmp".into(), format!("unix:{},server=on,wait=off", at("control"))]);
         let qemu = OwnedChild::spawn(&args, &dir.join("qemu"), StopWith::Kill)?;
         let watch = || StallWatch::new(qemu.id(), dir.join("control"));
-        let stall = (base.accel == Accel::Tcg).then(watch);
+        let stall = (accel_of(base, shape) == Accel::Tcg).then(watch);
         Ok(Self { qemu, stall, files })
     }
 
@@ -220,14 +220,19 @@ fn prepare(
     Ok((Files { helper, dir }, args))
 }
 
+/// The accelerator of a VM: only an emulator counts instructions.
+fn accel_of(base: &VmBase, shape: &VmShape) -> Accel {
+    if shape.icount { Accel::Tcg } else { base.accel }
+}
+
 fn machine_args(base: &VmBase, shape: &VmShape) -> Vec<String> {
+    let accel = accel_of(base, shape);
     // The command line of an emulated machine. Watchdogs allow for a busy machine. KVM inside runs
     // without nested paging, which is slow in emulation and made this VM crash with guests of two
     // CPUs. DAMON does not sample memory (newer kernels do so by default), so that the VM's idle
-    // time stays visible to `stall`. The kernel does not test timer interrupts by counting them for
-    // a moment: on a busy machine the emulator may not run in that moment, and the kernel panics.
-    let emulated = if base.accel == Accel::Tcg {
-        " no_timer_check tsc=reliable watchdog_thresh=30 workqueue.watchdog_thresh=90 \
+    // time stays visible to `stall`.
+    let emulated = if accel == Accel::Tcg {
+        " watchdog_thresh=30 workqueue.watchdog_thresh=90 \
          rcupdate.rcu_cpu_stall_timeout=90 kvm_amd.npt=0 damon_stat.enabled=0"
     } else {
         ""
@@ -235,13 +240,13 @@ fn machine_args(base: &VmBase, shape: &VmShape) -> Vec<String> {
     // The emulator loses timer interrupts, on the four CPUs of the guest machine most of all. Other
     // machines need timers of a fine resolution, for devices that take some microseconds. A counted
     // machine loses none, and would count the periodic ones.
-    let is_lossy = base.accel == Accel::Tcg && shape.machine == Machine::Guest && !shape.icount;
+    let is_lossy = accel == Accel::Tcg && shape.machine == Machine::Guest && !shape.icount;
     let timer = if is_lossy { PERIODIC_TIMERS } else { "" };
     let nvme = if shape.nvme { NVME_POLL_QUEUES } else { "" };
     let command_line = format!(
         "root={} rootwait rw init={INIT_PATH} console=ttyS0 panic=-1 oops=panic loglevel=7{}{emulated}{timer}{nvme}{}",
         root::root_argument(),
-        base.accel.kernel_args(),
+        accel.kernel_args(),
         base.kernel.name().command_line()
     );
     let (vcpus, sockets) = match (shape.icount, shape.machine) {
@@ -258,7 +263,7 @@ fn machine_args(base: &VmBase, shape: &VmShape) -> Vec<String> {
     let mut args =
         vec![qemu.as_str(), "-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"];
     args.extend(["-machine", "q35"]);
-    args.extend(match (base.accel, shape.icount) {
+    args.extend(match (accel, shape.icount) {
         (_, true) => ["-accel", "tcg,thread=single", "-cpu", "EPYC,+svm,+npt"],
         (Accel::Kvm, false) => ["-accel", "kvm", "-cpu", "host"],
         (Accel::Tcg, false) => ["-accel", base.qemu.tcg(), "-cpu", "EPYC,+svm,+npt"],
