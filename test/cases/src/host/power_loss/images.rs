@@ -36,7 +36,7 @@ struct Images {
 }
 
 /// Takes `turns` snapshots and merges each, and checks `count` power cuts, half of them during an
-/// exchange.
+/// exchange, and two more, before and after the first snapshot: chance may cut one of the images only.
 pub(super) fn keep_promises(env: &Env, turns: u64, count: u64) -> Result<()> {
     let env = &env.on(Plane::Uring);
     let kind = FileSystem::Ext4;
@@ -48,8 +48,11 @@ pub(super) fn keep_promises(env: &Env, turns: u64, count: u64) -> Result<()> {
     let entries = Logged { disk, dm, log }.into_log()?;
     let (marks, mut rng) = (marks(&entries, promises.len())?, Rng::new(env.seed()));
     let mut positions = cuts(&entries, &marks, count / 2, &mut rng);
-    positions.extend(in_exchanges(&entries, count / 2, &mut rng)?);
+    let exchanges = exchanges(&entries)?;
+    positions.extend(in_exchanges(&exchanges, count / 2, &mut rng));
+    positions.extend([exchanges[0].0, exchanges[0].1]);
     positions.sort_unstable();
+    let count = positions.len();
     let mut replay = log::Replay::new(&entries, bytes, kind.physical_block_bytes());
     let (mut found, mut images) = (Findings::default(), Images::default());
     for at in positions {
@@ -68,19 +71,24 @@ pub(super) fn keep_promises(env: &Env, turns: u64, count: u64) -> Result<()> {
     Ok(())
 }
 
-/// Positions of power cuts during exchanges.
-fn in_exchanges(entries: &[Entry], count: u64, rng: &mut Rng) -> Result<Vec<usize>> {
+/// Positions of the begin and the end of each exchange; the first one is a snapshot.
+fn exchanges(entries: &[Entry]) -> Result<Vec<(usize, usize)>> {
     let places = |text: &str| -> Vec<usize> {
         let is = |entry: &Entry| entry.mark.as_deref() == Some(text);
         entries.iter().enumerate().filter(|(_, entry)| is(entry)).map(|(at, _)| at).collect()
     };
     let spans: Vec<_> = places(BEGIN).into_iter().zip(places(END)).collect();
     ensure!(!spans.is_empty(), "the marks of the exchanges are lost");
+    Ok(spans)
+}
+
+/// Positions of power cuts during exchanges.
+fn in_exchanges(exchanges: &[(usize, usize)], count: u64, rng: &mut Rng) -> Vec<usize> {
     let mut cut = |_| {
-        let &(begin, end) = rng.pick(&spans);
+        let &(begin, end) = rng.pick(exchanges);
         begin + 1 + rng.below((end - begin) as u64) as usize
     };
-    Ok((0..count).map(&mut cut).collect())
+    (0..count).map(&mut cut).collect()
 }
 
 /// A load whose promises are in the log.
