@@ -21,6 +21,7 @@ use crate::options::DiskArgs;
 use crate::stop::Stop;
 use crate::values;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -370,7 +371,7 @@ pub(super) fn path_of(directory: &Path, name: &str) -> PathBuf {
     directory.join(format!("{name}.toml"))
 }
 
-/// The disks that the files `NAME.toml` of a directory describe.
+/// The disks that the files `NAME.toml` of a directory describe, hidden ones aside.
 pub(super) fn read_directory(directory: &Path) -> Result<Files, Failure> {
     let failed = |error: std::io::Error| {
         let what = format!("read the directory {}", directory.display());
@@ -386,7 +387,11 @@ pub(super) fn read_directory(directory: &Path) -> Result<Files, Failure> {
     let mut files = Files::new();
     for entry in std::fs::read_dir(directory).map_err(failed)? {
         let path = entry.map_err(failed)?.path();
-        if path.extension().is_none_or(|extension| extension != "toml") {
+        // Editors and deployment tools have hidden files beside those that they write.
+        let is_hidden = |name: &OsStr| name.as_encoded_bytes().starts_with(b".");
+        if path.extension().is_none_or(|extension| extension != "toml")
+            || path.file_name().is_some_and(is_hidden)
+        {
             continue;
         }
         let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();

@@ -34,6 +34,14 @@ fn the_directory_s_disks_are_served_from_the_start_and_a_bad_file_hurts_no_other
 }
 
 #[test]
+fn a_hidden_file_is_no_disk() {
+    let rig = Rig::of_directory(&[("a", &file("a", ""))]);
+    rig.write_file(".#a", "the lock of an editor");
+    assert_eq!(rig.ok("reload"), "nothing to do\n");
+    assert_eq!(rig.names(), ["a"]);
+}
+
+#[test]
 fn a_reload_treats_each_disk_by_its_change() {
     let rig = Rig::of_directory(&[
         ("same", &file("same", "")),
