@@ -3,8 +3,7 @@
 //! nor its place among the clients: other disks stay under control.
 //!
 //! The threads are bounded. An opening has the name of its disk, also after its removal, and the number of disks is
-//! bounded. Each disk has one thread at most that looks at its files, one that syncs it, one
-//! that looks at the file of its configuration, and one that prepares an exchange.
+//! bounded. Each disk has one thread at most for each [`Kind`] of work.
 
 use super::exchange::synced;
 use super::starting::removed_while_opening;
@@ -132,8 +131,9 @@ impl Disks {
         look: impl FnOnce(&Disks, &str) -> Result<T, Failure> + Send + 'static,
         go_on: impl Fn() -> bool,
     ) -> Result<T, Failure> {
-        let words = (&*format!("look at the files of {name}"), "check its storage");
-        self.look(Kind::Look, name, words, look, go_on)
+        let what = format!("look at the files of {name}");
+        let words = [&*what, "an earlier look at them", "check its storage"];
+        self.work_for((Kind::Look, name), words, look, go_on)
     }
 
     /// As [`Disks::check_save_of`], for a client. Waits for that as long as `go_on` says so.
@@ -145,26 +145,9 @@ impl Disks {
         name: &str,
         go_on: impl Fn() -> bool,
     ) -> Result<(), Failure> {
-        let words = (&*format!("save the disk {name}"), "check the file system of --config-dir");
-        self.look(Kind::Config, name, words, Disks::check_save_of, go_on)
-    }
-
-    fn look<T: Send + 'static>(
-        self: &Arc<Self>,
-        kind: Kind,
-        name: &str,
-        (what, remedy): (&str, &str),
-        look: impl FnOnce(&Disks, &str) -> Result<T, Failure> + Send + 'static,
-        go_on: impl Fn() -> bool,
-    ) -> Result<T, Failure> {
-        let turn = |why: &str| match go_on() {
-            true => Ok(LOOK),
-            false => Err(Failure::run(what, why, remedy)),
-        };
-        let earlier = || turn("an earlier look at them, or an upgrade, has not ended");
-        let looking = Working::begin(self, name, kind, earlier)?;
-        let act = move || look(&looking.disks, &looking.name);
-        apart(what, LOOK, act, || turn("the client has not waited for it"))
+        let what = format!("save the disk {name}");
+        let words = [&*what, "an earlier check", "check the file system of --config-dir"];
+        self.work_for((Kind::Config, name), words, Disks::check_save_of, go_on)
     }
 
     /// Makes the completed writes of a disk durable, and waits for that as long as `go_on` says so; a disk that is
@@ -177,23 +160,35 @@ impl Disks {
         (name, what): (&str, &str),
         go_on: impl Fn() -> bool,
     ) -> Result<(), Failure> {
+        let of_error = what.to_owned();
+        // The image may be the last one of a disk that was removed meanwhile: it ends before the work does.
+        let sync = move |disks: &Disks, name: &str| {
+            let image = disks.lock().entry(name)?.image.clone();
+            let image = image.filter(|image| !image.disk.info().read_only);
+            let done = image.map_or(Ok(()), |image| synced(&*image.disk));
+            done.map_err(|told| Failure::told(&of_error, told))
+        };
+        let words = [what, "an earlier sync of the disk", "check the storage of the disk"];
+        self.work_for((Kind::Sync, name), words, sync, go_on)
+    }
+
+    /// Works on the files of a disk for a client. The words are those of an error: the command, earlier work of this kind,
+    /// and the remedy.
+    fn work_for<T: Send + 'static>(
+        self: &Arc<Self>,
+        (kind, name): (Kind, &str),
+        [what, earlier, remedy]: [&str; 3],
+        act: impl FnOnce(&Disks, &str) -> Result<T, Failure> + Send + 'static,
+        go_on: impl Fn() -> bool,
+    ) -> Result<T, Failure> {
         let turn = |why: &str| match go_on() {
             true => Ok(LOOK),
-            false => Err(Failure::run(what, why, "check the storage of the disk")),
+            false => Err(Failure::run(what, why, remedy)),
         };
-        let earlier = || turn("an earlier sync of the disk, or an upgrade, has not ended");
-        let syncing = Working::begin(self, name, Kind::Sync, earlier)?;
-        let image = self.lock().entry(name)?.image.clone();
-        let Some(image) = image.filter(|image| !image.disk.info().read_only) else { return Ok(()) };
-        let of_error = what.to_owned();
-        let act = move || {
-            let done = synced(&*image.disk).map_err(|told| Failure::told(&of_error, told));
-            // The image may be the last one of a disk that was removed meanwhile: it ends before the work does.
-            drop(image);
-            drop(syncing);
-            done
-        };
-        apart(what, LOOK, act, || turn("the client has not waited for the sync of the disk"))
+        let earlier = || turn(&format!("{earlier}, or an upgrade, has not ended"));
+        let working = Working::begin(self, name, kind, earlier)?;
+        let act = move || act(&working.disks, &working.name);
+        apart(what, LOOK, act, || turn("the client has not waited for it"))
     }
 
     /// Carries out the preparation of an exchange of the storage of a disk, for at most `limit`, if there is one. `turn` is

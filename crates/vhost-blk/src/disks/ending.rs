@@ -53,8 +53,7 @@ impl Disks {
     /// Returns the work that is left after the request to stop.
     pub fn remaining(&self) -> Remaining {
         let state = self.lock();
-        let disks = state.table.len() + state.given_up.len() + state.left.len();
-        Remaining { requests: disks > state.closing, closing: state.closing > 0 }
+        Remaining { requests: state.count() > state.closing, closing: state.closing > 0 }
     }
 
     /// Ends the streams of all clients with the event `stopped`, and waits a moment until they have it.

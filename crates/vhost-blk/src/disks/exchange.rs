@@ -127,7 +127,7 @@ impl Source {
         let brake = Arc::clone(brake);
         let order = self.layers.change(&self.control, move |stack| {
             if stack.capacity_bytes() != brake.written().capacity_bytes() {
-                return Err("it was resized a moment ago; repeat the command".to_owned());
+                return Err(RESIZED.to_owned());
             }
             stack.following = Some(Following { brake, growth });
             Ok(())
@@ -382,6 +382,9 @@ pub(super) fn identity(file: &backend::file::File) -> Result<(u64, u64), String>
     let failed = |error| format!("{}: {error}; check its storage", file.path().display());
     file.opened_as().map(|opened| opened.identity).map_err(failed)
 }
+
+/// The failure of work on a disk that has another size than at the begin.
+pub(super) const RESIZED: &str = "it was resized a moment ago; repeat the command";
 
 /// The sync of a drained disk, for an error.
 pub(super) const SYNC: &str = "the sync of the image";

@@ -25,12 +25,12 @@ const LOOK: Duration = Duration::from_millis(5);
 
 /// The pace at which the connections of a disk are served.
 #[derive(Debug, Default)]
-pub(super) struct Pace {
+pub(super) struct ConnectionPace {
     /// The time by which all connections so far would have come at [`INTERVAL`].
     due: Option<Instant>,
 }
 
-impl Pace {
+impl ConnectionPace {
     /// Counts a connection. Returns the time until it may be served.
     fn wait(&mut self, now: Instant) -> Duration {
         let due = self.due.map_or(now, |due| due.max(now)) + INTERVAL;
@@ -45,7 +45,7 @@ pub(super) struct FrontEnds {
     pub(super) stop: Arc<Stop>,
     pub(super) events: Arc<DiskEvents>,
     pub(super) endings: OncePerSecond,
-    pub(super) pace: Pace,
+    pub(super) pace: ConnectionPace,
 }
 
 impl FrontEnds {
@@ -137,7 +137,7 @@ mod tests {
 
     #[test]
     fn connections_in_a_loop_are_slowed_down_after_a_burst_and_not_after_a_pause() {
-        let (mut pace, mut now) = (Pace::default(), Instant::now());
+        let (mut pace, mut now) = (ConnectionPace::default(), Instant::now());
         for _ in 0..2 {
             let waits: Vec<Duration> = (0..BURST + 3)
                 .map(|_| {

@@ -196,6 +196,13 @@ struct State {
     storage_waits: StorageWaits,
 }
 
+impl State {
+    /// Disks of the table, and those whose storage has not answered.
+    fn count(&self) -> usize {
+        self.table.len() + self.given_up.len() + self.left.len()
+    }
+}
+
 enum Slot {
     Starting(Arc<Opening>),
     Failed(Box<Failed>),
@@ -371,8 +378,7 @@ impl Disks {
     }
 
     fn is_done(&self, state: &State) -> bool {
-        let is_empty = state.table.is_empty() && state.given_up.is_empty() && state.left.is_empty();
-        is_empty && (state.stopping || self.mode == Mode::One)
+        state.count() == 0 && (state.stopping || self.mode == Mode::One)
     }
 
     /// Removes the socket files, for an exit without a drain.

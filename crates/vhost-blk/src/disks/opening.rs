@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The way of a disk from its options to its thread.
 
-use super::front_ends::{FrontEnds, Pace};
+use super::front_ends::{ConnectionPace, FrontEnds};
 use super::kept::{self, Consumed, Earlier};
 use super::layers::Layers;
 use super::lost::Watch;
@@ -315,7 +315,7 @@ impl Disks {
             stop: Arc::clone(&entry.stop),
             events: Arc::clone(&entry.events),
             endings: OncePerSecond::default(),
-            pace: Pace::default(),
+            pace: ConnectionPace::default(),
         };
         // Before the entry: a disk in the table does not leave it by a start that fails.
         let (begin, begun) = mpsc::channel::<Serve>();

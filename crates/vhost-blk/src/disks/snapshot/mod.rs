@@ -275,7 +275,7 @@ impl Change {
             let opened = disk::open(&args, From::Overlay { image }, LockWait::No);
             let opened = opened.map_err(|failure| failure.to_string())?;
             if opened.disk.info().capacity_sectors != capacity_sectors {
-                return Err("it was resized a moment ago; repeat the command".to_owned());
+                return Err(exchange::RESIZED.to_owned());
             }
             Ok(New { opened, rest_bytes: None, made: made.overlay })
         });
