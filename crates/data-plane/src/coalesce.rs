@@ -63,7 +63,7 @@ struct Window {
     since: Nanos,
     requests: u64,
     calls: u64,
-    /// The most requests that were in flight just before a publication.
+    /// The greatest depth.
     deepest: u64,
 }
 
@@ -103,11 +103,11 @@ impl Coalescer {
         }
     }
 
-    /// Counts requests that the driver can see now, while so many others are `in_flight`.
+    /// Counts requests that the driver can see now. `depth`: those and all others that it waited for.
     #[inline]
-    pub(crate) fn published(&mut self, requests: u64, in_flight: u32) {
+    pub(crate) fn published(&mut self, requests: u64, depth: u64) {
         self.uncalled += requests;
-        self.window.deepest = self.window.deepest.max(requests + u64::from(in_flight));
+        self.window.deepest = self.window.deepest.max(depth);
     }
 
     /// Returns whether a call is held.
@@ -229,7 +229,7 @@ mod tests {
         now: Nanos,
         progress: u64,
         /// Requests that stay in flight beside each batch.
-        in_flight: u32,
+        in_flight: u64,
     }
 
     impl Load {
@@ -242,7 +242,7 @@ mod tests {
         fn run(&mut self, nanos: Nanos, batch: u64, time: impl Fn(bool) -> Nanos) -> (u64, u64) {
             let (end, mut calls, mut batches) = (self.now + nanos, 0, 0);
             while self.now < end {
-                self.calls.published(batch, self.in_flight);
+                self.calls.published(batch, batch + self.in_flight);
                 self.progress += 2 * batch;
                 let due = self.calls.hold_unless_due(true, self.progress, self.now);
                 if due {
@@ -260,7 +260,7 @@ mod tests {
         fn run_asleep(&mut self, nanos: Nanos, time: Nanos) -> u64 {
             let (end, mut held) = (self.now + nanos, 0);
             while self.now < end {
-                self.calls.published(1, 0);
+                self.calls.published(1, 1);
                 self.progress += 2;
                 if !self.calls.hold_unless_due(true, self.progress, self.now) {
                     held += 1;
@@ -389,7 +389,7 @@ mod tests {
     fn a_call_is_held_while_there_is_progress_and_never_longer_than_its_bounds() {
         let mut calls = Coalescer::new(Coalesce::On, POLL_MAX);
         let mut due = |at, asked, progress, requests| {
-            calls.published(requests, 0);
+            calls.published(requests, requests);
             let due = calls.hold_unless_due(asked, progress, at);
             if due {
                 calls.called(at);
@@ -417,7 +417,7 @@ mod tests {
     fn without_coalescing_or_polling_no_call_is_held() {
         for (mode, poll_max) in [(Coalesce::Off, POLL_MAX), (Coalesce::On, Duration::ZERO)] {
             let mut calls = Coalescer::new(mode, poll_max);
-            calls.published(1, 0);
+            calls.published(1, 1);
             assert!(calls.hold_unless_due(true, 1, 0));
             assert!(!calls.is_holding());
         }
@@ -426,7 +426,7 @@ mod tests {
     #[test]
     fn no_call_is_held_for_longer_than_the_thread_may_poll() {
         let mut calls = Coalescer::new(Coalesce::On, Duration::from_micros(5));
-        calls.published(1, 0);
+        calls.published(1, 1);
         assert!(!calls.hold_unless_due(true, 1, 0));
         assert!(!calls.hold_unless_due(false, 1, 5 * MICROSECOND - 1));
         assert!(calls.hold_unless_due(false, 1, 5 * MICROSECOND));

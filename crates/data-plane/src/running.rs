@@ -409,7 +409,7 @@ impl RunningQueue {
         if finished > 0 && !has_counted {
             clock.forget(); // such turns may follow each other without a sleep
         }
-        self.calls.published(finished, self.requests.in_flight());
+        self.calls.published(finished, self.depth_before(finished));
         if let Some(region) = &mut self.region {
             region.publishing(self.virtqueue.used_index());
         }
@@ -418,6 +418,12 @@ impl RunningQueue {
             region.published(self.virtqueue.used_index());
         }
         finished
+    }
+
+    /// Number of requests that the driver waited for just before so many of them were `published`.
+    #[inline]
+    pub(crate) fn depth_before(&self, published: u64) -> u64 {
+        u64::from(self.requests.in_flight()) + published
     }
 
     /// Stage *notify* after the publication of `finished` requests: calls the driver if it asked for a

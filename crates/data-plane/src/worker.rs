@@ -154,7 +154,7 @@ impl Worker {
             let published = queue.publish(&mut self.clock);
             finished += published;
             if published > 0 {
-                depth = depth.max(u64::from(queue.requests.in_flight()) + published);
+                depth = depth.max(queue.depth_before(published));
             }
             // 6 notify
             self.holding |= queue.notify_if_due(published, &mut self.clock);

@@ -20,7 +20,7 @@ pub(crate) fn directory(given: Option<&Path>) -> Result<PathBuf> {
     if let Some(directory) = given {
         return Ok(directory.to_owned());
     }
-    kit::system::cache_directory()
+    kit::system::cache_directory().context("no directory for the disk; give --dir")
 }
 
 /// Makes a file of `size_bytes` (rounded down to whole MiB), written with data that does not

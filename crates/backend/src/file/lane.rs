@@ -376,17 +376,15 @@ impl Lane for FileLane {
         if Self::ends_transfer(io, result) {
             return Step::Done(Ok(()));
         }
+        if Stage::of(io) == Stage::WaitSync {
+            io.stage = Stage::Sync.with_retries(0);
+        }
         let step = match Stage::of(io) {
             Stage::WaitBounce => self.begin_with_bounce(io, token.slot, engine),
-            stage => {
-                if stage == Stage::WaitSync {
-                    io.stage = Stage::Sync.with_retries(0);
-                }
-                match self.take_result(io, result) {
-                    Next::End(outcome) => self.finish(io, token.slot, outcome, engine),
-                    Next::Op => self.advance(io, token.slot, engine),
-                }
-            }
+            _ => match self.take_result(io, result) {
+                Next::End(outcome) => self.finish(io, token.slot, outcome, engine),
+                Next::Op => self.advance(io, token.slot, engine),
+            },
         };
         self.end_waits(engine);
         step

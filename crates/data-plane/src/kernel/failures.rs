@@ -290,11 +290,14 @@ mod tests {
         let removed = abi::FAILURE_IO | abi::FAILURE_NO_SPACE | abi::FAILURE_REMOVED;
         let text = line_of(&failure_of(&failure(removed, libc::ENODEV, u64::MAX)));
         assert!(
-            text.contains("was removed") && text.contains("(3 requests failed: No such"),
+            text.contains("was removed")
+                && text.ends_with("(3 requests failed: No such device (os error 19))"),
             "{text}"
         );
-        let text =
-            line_of(&StorageFailure { requests: 0, ..failure_of(&failure(removed, 19, u64::MAX)) });
+        let text = line_of(&StorageFailure {
+            requests: 0,
+            ..failure_of(&failure(removed, libc::ENODEV, u64::MAX))
+        });
         assert!(text.ends_with("(0 requests failed)"), "{text}");
         assert!(
             line_of(&failure_of(&failure(abi::FAILURE_TIMEOUT, libc::ETIMEDOUT, 1)))
