@@ -17,9 +17,9 @@ note() { printf 'kernel: %s\n' "$*" >&2; }
 die() { note "$*"; exit 1; }
 
 # entry NAME COMMAND...: prints the cache directory NAME. If it is not there, COMMAND fills a directory
-# beside it (its last argument), which is then renamed: an entry is complete or absent. The
-# lock is that of the lab's own cache. Do not call it if the shell ignores errors (before || or &&,
-# in a condition).
+# beside it (its last argument), which is then renamed: an entry is complete or absent. If COMMAND
+# fails, the script ends with its exit code. The lock is that of the lab's own cache. Do not call entry
+# if the shell ignores errors (before || or &&, in a condition).
 entry() {
     entry_name=$1
     shift
@@ -40,7 +40,7 @@ build_entry() {
     status=$?
     set -e
     [ "$status" -eq 0 ] || rm -rf "$staging"
-    [ "$status" -eq 0 ] || die "cannot make $entry_name in $cache: see above"
+    [ "$status" -eq 0 ] || { note "cannot make $entry_name in $cache: see above"; exit "$status"; }
     mv -T "$staging" "$cache/$entry_name"
     exec 9>&-
 }

@@ -5,8 +5,11 @@
 # compiler and its vhost.h. It is made once; remove the directory to get a newer kernel.
 #
 #   scripts/kernel/sid.sh
+#
+# The exit code is 69 (EX_UNAVAILABLE) if its packages are not to be had now.
 
 set -eu
+unavailable=69
 # shellcheck source=scripts/kernel/lib.sh
 . "$(dirname "$0")/lib.sh"
 
@@ -17,23 +20,33 @@ no_date='Acquire::Check-Valid-Until "false"'
 
 # Runs in the chroot while its apt still has its index, the only source of the exact version.
 # shellcheck disable=SC2016
-take_vhost_h='
+fetch_source='
     version=$(sed -n "s/^#define LINUX_PACKAGE_ID \" Debian \(.*\)\"$/\1/p" \
         /usr/src/linux-headers-*/include/generated/package.h)
-    series=$(echo "$version" | cut -d. -f1-2)
-    mkdir /tmp/source /vhost-private
-    cd /tmp/source
-    apt-get -q -o APT::Sandbox::User=root download "linux-source-$series=$version"
+    mkdir /source /vhost-private
+    cd /source
+    apt-get -q -o APT::Sandbox::User=root download "linux-source-$(echo "$version" | cut -d. -f1-2)=$version"'
+
+# Runs in the finished chroot.
+take_vhost_h='
+    cd /source
     dpkg-deb -x linux-source-*.deb .
-    tar -C /vhost-private --strip-components=3 -xf "usr/src/linux-source-$series.tar.xz" \
-        "linux-source-$series/drivers/vhost/vhost.h"
-    rm -r /tmp/source'
+    archive=$(echo usr/src/linux-source-*.tar.xz)
+    tar -C /vhost-private --strip-components=3 -xf "$archive" \
+        "$(basename "$archive" .tar.xz)/drivers/vhost/vhost.h"
+    rm -r /source'
+
+# Needs the mirror, and the packages of sid in a state that fits together.
+fetch() {
+    # shellcheck disable=SC2016
+    FETCH_SOURCE=$fetch_source mmdebstrap --quiet --variant=minbase --aptopt="$no_date" \
+        --include="$packages" --customize-hook='chroot "$1" sh -ec "$FETCH_SOURCE"' sid "$1"
+}
 
 fill() {
     note "fetching sid's kernel, headers and compiler (a few minutes)"
-    # shellcheck disable=SC2016
-    TAKE_VHOST_H=$take_vhost_h mmdebstrap --quiet --variant=minbase --aptopt="$no_date" \
-        --include="$packages" --customize-hook='chroot "$1" sh -ec "$TAKE_VHOST_H"' sid "$1"
+    fetch "$1" || exit "$unavailable"
+    chroot "$1" sh -ec "$take_vhost_h"
 }
 
 entry sid fill
