@@ -4,10 +4,10 @@
 use crate::failure::{Failure, Sort};
 use crate::image::{check, convert, info};
 use crate::options::{DaemonArgs, ServeArgs};
+use crate::output::print;
 use crate::{config, create, ctl, daemon, doctor, generate, log, top, upgrade};
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::ffi::OsString;
-use std::io::Write;
 use std::process::ExitCode;
 
 /// Serves disks to virtual machines (vhost-user-blk).
@@ -59,11 +59,11 @@ pub fn run(args: Vec<OsString>) -> ExitCode {
     let args = with_command(args);
     let as_json = asks_for_json(&args);
     if asks_for_capabilities(&args) {
-        return print(&format!("{CAPABILITIES}\n"));
+        return ended(printed(&format!("{CAPABILITIES}\n")), false);
     }
     let outcome = match parse(&args) {
         Ok(cli) => execute(cli.command),
-        Err(Answer::Text(text)) => return print(&text),
+        Err(Answer::Text(text)) => printed(&text),
         Err(Answer::Failure(failure)) => Err(failure),
     };
     ended(outcome, as_json)
@@ -81,7 +81,7 @@ fn check_upgrade(mut args: Vec<OsString>) -> Result<ExitCode, Failure> {
             Err(Failure::usage("check an upgrade", why, "give one of them"))
         }
     }
-    .map(|()| print(upgrade::CHECK_ANSWER))
+    .and_then(|()| printed(upgrade::CHECK_ANSWER))
 }
 
 fn ended(outcome: Result<ExitCode, Failure>, as_json: bool) -> ExitCode {
@@ -221,11 +221,8 @@ fn asks_for_capabilities(args: &[OsString]) -> bool {
         && args[2..].iter().any(|arg| arg == "--print-capabilities")
 }
 
-fn print(text: &str) -> ExitCode {
-    match std::io::stdout().write_all(text.as_bytes()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(_) => ExitCode::FAILURE,
-    }
+fn printed(text: &str) -> Result<ExitCode, Failure> {
+    print(text).map(|()| ExitCode::SUCCESS)
 }
 
 /// The text of `error`, with colours if stdout is a terminal.

@@ -61,11 +61,6 @@ impl Failure {
         Failure { sort: Sort::Usage, ..Failure::run(what, why, remedy) }
     }
 
-    /// The output of a command could not be written.
-    pub fn of_output(error: std::io::Error) -> Self {
-        Failure::run("write the output", error, "check where stdout goes")
-    }
-
     /// As [`Failure::run`], where `why` already ends with the remedy.
     pub fn told(what: impl fmt::Display, why: impl fmt::Display) -> Self {
         let told = why.to_string();

@@ -5,10 +5,10 @@
 use crate::cli::Cli;
 use crate::failure::Failure;
 use crate::man;
+use crate::output::print;
 use clap::{Arg, Args, Command, CommandFactory, Subcommand};
 use clap_complete::Shell;
 use std::fmt::Write as _;
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 /// Arguments of `vhost-blk generate`.
@@ -46,7 +46,7 @@ pub fn generate(args: &GenerateArgs) -> Result<(), Failure> {
         What::Man { dir } => return man_pages(dir),
         What::OptionsTable => options_page().into_bytes(),
     };
-    std::io::stdout().write_all(&text).map_err(Failure::of_output)
+    print(text)
 }
 
 fn completions(shell: Shell) -> Vec<u8> {

@@ -29,6 +29,7 @@ pub mod nbd;
 pub mod notify;
 pub mod options;
 pub mod os;
+mod output;
 mod pace;
 mod pidfile;
 pub mod signals;

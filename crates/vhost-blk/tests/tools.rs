@@ -6,7 +6,6 @@ mod common;
 use common::{Daemon, Place, finish, one_line, pattern, program};
 use driver::{Device, Options};
 use std::fs;
-use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -52,14 +51,21 @@ fn doctor_reports_every_check_in_one_line() {
 }
 
 #[test]
-fn doctor_fails_if_its_output_is_lost() {
+fn commands_fail_if_their_output_is_lost() {
     let place = Place::new();
-    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
-    let mut child = doctor(&place).stdout(full).stderr(Stdio::piped()).spawn().unwrap();
-    let mut told = String::new();
-    child.stderr.take().unwrap().read_to_string(&mut told).unwrap();
-    assert_eq!(child.wait().unwrap().code(), Some(1));
-    assert!(told.contains("cannot write the output"), "{told}");
+    let of_program = |word: &str| {
+        let mut command = program();
+        command.arg(word);
+        command
+    };
+    for mut command in [doctor(&place), of_program("--help"), of_program("--version")] {
+        let full = fs::File::options().write(true).open("/dev/full").unwrap();
+        let child = command.stdout(full).stderr(Stdio::piped()).spawn().unwrap();
+        let output = child.wait_with_output().unwrap();
+        let told = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{told}");
+        assert!(told.contains("cannot write the output"), "{told}");
+    }
 }
 
 #[test]

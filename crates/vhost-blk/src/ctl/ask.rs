@@ -35,14 +35,14 @@ pub(super) struct Stream<'a> {
 
 impl Stream<'_> {
     /// As [`Asker::follow`], and connects again when the connection ends without a last reply. A new program answers at
-    /// the same socket. `again` precedes the replies of a further connection.
+    /// the same socket. `again` precedes the replies of a further connection, and also returns whether to go on.
     ///
     /// # Errors
     /// [`Failure`] also if no program answers then: the daemon has crashed.
     pub(super) fn follow(
         &self,
         mut each: impl FnMut(&Value) -> Result<bool, Failure>,
-        mut again: impl FnMut() -> Result<(), Failure>,
+        mut again: impl FnMut() -> Result<bool, Failure>,
     ) -> Result<(), Failure> {
         let connect = || Asker::connect(self.path, self.patience);
         let mut next = Some(connect()?);
@@ -50,10 +50,8 @@ impl Stream<'_> {
         while let Some(asker) = next {
             let mut is_answered = false;
             let followed = asker.follow(self.what, self.method, &self.parameters, |reply| {
-                if !std::mem::replace(&mut is_answered, true) && !is_first {
-                    again()?;
-                }
-                each(reply)
+                let is_again = !std::mem::replace(&mut is_answered, true) && !is_first;
+                Ok((!is_again || again()?) && each(reply)?)
             });
             next = match followed {
                 Ok(Followed::Last(_) | Followed::Enough) => None,

@@ -3,8 +3,9 @@
 
 use super::ask::Asker;
 use super::text::word;
-use super::{Call, Named, print, shown, stats, unserved};
+use super::{Call, Named, shown, stats, unserved};
 use crate::failure::{Failure, Sort};
+use crate::output::print;
 use crate::subscription::lock;
 use clap::Args;
 use serde_json::{Value, json};
@@ -131,7 +132,7 @@ fn replies<'a>(
 
 /// Prints answers about disks, as JSON in an array.
 fn print_all(told: &[String], between: &str, as_json: bool) -> Result<(), Failure> {
-    print(&match as_json {
+    print(match as_json {
         true => format!("[{}]\n", told.join(",").replace('\n', "")),
         false => told.join(between),
     })

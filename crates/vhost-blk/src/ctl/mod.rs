@@ -18,6 +18,7 @@ mod version;
 
 use crate::clock;
 use crate::failure::Failure;
+use crate::output::{print, print_next};
 use crate::options::{CONTROL_PATH, CONTROL_VARIABLE};
 use crate::values::{self, Cache, LogLevel, word};
 use add::AddArgs;
@@ -31,7 +32,6 @@ use jobs::JobsArgs;
 use limit::LimitArgs;
 use mirror::MirrorArgs;
 use serde_json::{Value, json};
-use std::io::{self, Write};
 use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -273,7 +273,7 @@ pub fn ctl(args: &CtlArgs) -> Result<(), Failure> {
     match &args.action {
         Action::Events => {
             let each = |reply: &Value| {
-                print_message(&reply["event"], args.json, text::event).map(|()| true)
+                print_message(&reply["event"], args.json, text::event)
             };
             let (path, parameters) = (&*args.control_path, json!({}));
             let (what, method) = ("receive events", "Events");
@@ -285,21 +285,21 @@ pub fn ctl(args: &CtlArgs) -> Result<(), Failure> {
         Action::Add(add) => {
             let (parameters, image) = add.parameters()?;
             let reply = connect()?.ask("add the disk", "Add", &parameters, image.as_ref())?;
-            print(&shown(&Call::new("", "", Value::Null), &reply, args.json))?;
+            print(shown(&Call::new("", "", Value::Null), &reply, args.json))?;
             text::warn(&reply, args.json);
             Ok(())
         }
         Action::Backup(backup) if !backup.cancel => {
             let reply = backup::run(backup, connect()?)?;
             let call = Call::new("", "", Value::Null).told(backup.text());
-            print(&shown(&call, &reply, args.json))
+            print(shown(&call, &reply, args.json))
         }
         Action::Mirror(mirror) => {
             let connect =
                 |is_usual: bool| Asker::connect(&args.control_path, patience.filter(|_| is_usual));
             let (reply, text) = mirror::run(mirror, connect)?;
             let call = Call::new("", "", Value::Null).told(text);
-            print(&shown(&call, &reply, args.json))
+            print(shown(&call, &reply, args.json))
         }
         Action::Pause(which) if which.all => every::change(connect, every::pause, args.json),
         Action::Resume(which) if which.all => every::change(connect, every::resume, args.json),
@@ -308,7 +308,7 @@ pub fn ctl(args: &CtlArgs) -> Result<(), Failure> {
         other => {
             let call = call(other)?;
             let reply = connect()?.ask(call.what, call.method, &call.parameters, None)?;
-            print(&shown(&call, &reply, args.json))?;
+            print(shown(&call, &reply, args.json))?;
             unserved::check_changes(&reply)
         }
     }
@@ -419,26 +419,20 @@ fn shown(call: &Call, reply: &Value, as_json: bool) -> String {
 }
 
 /// Says in a stream that messages may be missing here: the daemon was upgraded.
-fn reconnected(as_json: bool) -> Result<(), Failure> {
+fn reconnected(as_json: bool) -> Result<bool, Failure> {
     let message = json!({"time": clock::now(), "event": "reconnected"});
     print_message(&message, as_json, text::event)
 }
 
-/// Prints a message of a stream, if there is one.
+/// Prints a message of a stream, if there is one. Returns whether the reader of the output takes more.
 fn print_message(
     message: &Value,
     as_json: bool,
     text: fn(&Value) -> String,
-) -> Result<(), Failure> {
+) -> Result<bool, Failure> {
     match (message.is_null(), as_json) {
-        (true, _) => Ok(()),
-        (_, true) => print(&format!("{message}\n")),
-        (_, false) => print(&text(message)),
+        (true, _) => Ok(true),
+        (_, true) => print_next(format!("{message}\n")),
+        (_, false) => print_next(text(message)),
     }
-}
-
-/// Prints the answer to a command.
-pub(crate) fn print(text: &str) -> Result<(), Failure> {
-    let mut stdout = io::stdout();
-    stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).map_err(Failure::of_output)
 }

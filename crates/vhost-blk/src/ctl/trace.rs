@@ -39,13 +39,13 @@ impl TraceArgs {
         let mut left = self.count;
         let each = |reply: &Value| {
             warn_of_untraced(&reply["untraced"], as_json);
-            print_message(&reply["event"], as_json, event)?;
             let request = &reply["request"];
-            print_message(request, as_json, text)?;
+            let is_read = print_message(&reply["event"], as_json, event)?
+                && print_message(request, as_json, text)?;
             if let Some(left) = left.as_mut().filter(|_| request["total_us"].is_u64()) {
                 *left -= 1;
             }
-            Ok(left != Some(0))
+            Ok(is_read && left != Some(0))
         };
         let (what, method) = ("trace requests", "Trace");
         let stream = Stream { path, patience, what, method, parameters };

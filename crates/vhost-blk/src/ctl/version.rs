@@ -2,10 +2,10 @@
 //! `vhost-blk ctl version`: the versions of the daemon, of the kernel module and of this program.
 
 use super::ask::Asker;
-use super::print;
 use super::text::{since, warn, word};
 use crate::control::protocol::interface_digest;
 use crate::failure::Failure;
+use crate::output::print;
 use serde_json::{Value, json};
 
 const OWN: &str = env!("CARGO_PKG_VERSION");
@@ -17,7 +17,7 @@ const OWN: &str = env!("CARGO_PKG_VERSION");
 pub(super) fn show(mut asker: Asker<'_>, as_json: bool) -> Result<(), Failure> {
     let daemon = asker.ask("get the version of the daemon", "Version", &json!({}), None)?;
     let told = told(&daemon);
-    print(&if as_json { format!("{told}\n") } else { text(&told) })?;
+    print(if as_json { format!("{told}\n") } else { text(&told) })?;
     warn(&told, as_json);
     Ok(())
 }

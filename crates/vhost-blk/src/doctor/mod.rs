@@ -16,11 +16,11 @@ mod uring;
 mod vmm;
 
 use crate::failure::Failure;
+use crate::output::print;
 use crate::values;
 use clap::Args;
 use serde_json::json;
 use std::fmt;
-use std::io::{ErrorKind, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -129,14 +129,13 @@ pub fn doctor(args: &DoctorArgs) -> ExitCode {
     ]);
     let works = findings.iter().all(|finding| finding.outcome != Outcome::Fail);
     let report = if args.json { as_json(&findings, works) } else { as_text(&findings, works) };
-    match std::io::stdout().write_all(report.as_bytes()) {
-        // A closed pipe is no failure of the machine.
-        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
-            Failure::of_output(error).tell(args.json);
+    match print(report) {
+        Err(failure) => {
+            failure.tell(args.json);
             ExitCode::FAILURE
         }
-        _ if works => ExitCode::SUCCESS,
-        _ => ExitCode::FAILURE,
+        Ok(()) if works => ExitCode::SUCCESS,
+        Ok(()) => ExitCode::FAILURE,
     }
 }
 

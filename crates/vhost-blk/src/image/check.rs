@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `vhost-blk check`: checks the tables of a qcow2 image.
 
-use super::{print, readable_bytes};
+use super::readable_bytes;
 use crate::failure::Failure;
+use crate::output::print;
 use crate::values::LockMode;
 use backend::lock::{Access, lock_image};
 use clap::{Args, ValueEnum};
@@ -43,7 +44,7 @@ pub enum Repair {
 pub fn check(args: &CheckArgs) -> Result<ExitCode, Failure> {
     let report = report(args)?;
     let text = if args.json { as_json(args, &report) } else { as_text(args, &report) };
-    print(&text)?;
+    print(text)?;
     Ok(ExitCode::from(match report {
         Report { errors: 1.., .. } => 2,
         Report { leaks: 1.., .. } => 3,

@@ -5,11 +5,11 @@
 //! never has a part of an image, and an image that is replaced stays until then.
 
 use super::place::{self, Place};
-use super::print;
 use super::progress::Progress;
 use super::share::{self, Space};
 use crate::create::{self, Preallocate};
 use crate::failure::Failure;
+use crate::output::print;
 use crate::values::{self, AllowBacking, Format, LockMode, Reflink, Size};
 use backend::create::Allocation;
 use clap::Args;
@@ -82,7 +82,7 @@ pub fn convert(args: &ConvertArgs) -> Result<(), Failure> {
         fill(args, &mut source, &place, image, &mut progress)?;
     }
     place.fill(size_bytes)?;
-    print(&space.told(args))
+    print(space.told(args))
 }
 
 /// Copies the content to the new file, durably.

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `vhost-blk info`: describes an image and its backing files, and never changes one.
 
-use super::{print, readable_bytes};
+use super::readable_bytes;
 use crate::failure::Failure;
+use crate::output::print;
 use backend::lock::User;
 use backend::{Marked, quoted};
 use clap::Args;
@@ -28,7 +29,7 @@ pub struct InfoArgs {
 /// [`Failure`] if the image cannot be read. One that the daemon refuses is described.
 pub fn info(args: &InfoArgs) -> Result<(), Failure> {
     let found = inspect::inspect(&args.path).map_err(|why| Failure::told("read the image", why))?;
-    print(&if args.json { as_json(&args.path, &found) } else { as_text(&args.path, &found) })
+    print(if args.json { as_json(&args.path, &found) } else { as_text(&args.path, &found) })
 }
 
 /// The options of `serve` for the image.

@@ -10,18 +10,6 @@ mod share;
 
 pub(crate) use place::inherit;
 
-use crate::failure::Failure;
-use std::io::{self, Write};
-
-/// Prints the result of a command.
-fn print(text: &str) -> Result<(), Failure> {
-    match io::stdout().write_all(text.as_bytes()) {
-        // The reader has seen enough.
-        Err(why) if why.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        printed => printed.map_err(|why| Failure::run("print", why, "check standard output")),
-    }
-}
-
 /// A number of bytes for people, such as `1.5 GiB`.
 fn readable_bytes(bytes: u64) -> String {
     let (mut count, mut unit) = (bytes as f64, 0);

@@ -12,6 +12,7 @@ mod view;
 use crate::ctl::Asker;
 use crate::failure::Failure;
 use crate::options::{CONTROL_PATH, CONTROL_VARIABLE};
+use crate::output::print;
 use app::{App, SortKey};
 use clap::Args;
 use sample::{DiskSample, Sample};
@@ -76,7 +77,7 @@ fn once(args: &TopArgs, sampler: &mut Sampler<'_>) -> Result<(), Failure> {
     app.sampled(Ok(sampler.sample()?));
     std::thread::sleep(args.interval);
     app.sampled(Ok(sampler.sample()?));
-    crate::ctl::print(&match args.json {
+    print(match args.json {
         true => format!("{}\n", app.disks.iter().map(sample::Disk::value).collect::<Value>()),
         false => table(&app),
     })

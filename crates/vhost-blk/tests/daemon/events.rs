@@ -4,6 +4,7 @@
 use crate::rig::Rig;
 use crate::watcher::Watcher;
 use serde_json::{Value, json};
+use std::process::{Child, Stdio};
 
 #[test]
 fn each_change_of_a_disk_is_an_event_with_its_disk() {
@@ -108,6 +109,31 @@ fn ctl_prints_events_until_the_daemon_ends() {
         .filter(|name| !["paused", "resumed"].contains(&&**name));
     assert_eq!(names.collect::<Vec<_>>(), ["limited", "removed", "stopped"]);
     assert_eq!(events.end(), (Some(0), String::new()));
+}
+
+#[test]
+fn ctl_ends_well_when_the_reader_of_its_output_has_gone() {
+    let rig = Rig::new();
+    rig.add("a", "");
+    let spawn = |words: &str| {
+        let (reader, writer) = std::io::pipe().unwrap();
+        let child = rig.command(words).stdout(writer).stderr(Stdio::piped()).spawn().unwrap();
+        drop(reader);
+        child
+    };
+    let ended = |child: Child| {
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(String::from_utf8(output.stderr).unwrap(), "");
+        assert_eq!(output.status.code(), Some(0));
+    };
+    let mut events = spawn("events");
+    rig.place.wait_until("the end of ctl events", || {
+        rig.ok("pause a");
+        rig.ok("resume a");
+        events.try_wait().unwrap().is_some()
+    });
+    ended(events);
+    ended(spawn("list"));
 }
 
 #[test]
