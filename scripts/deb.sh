@@ -66,7 +66,7 @@ tree=$work/vhost-blk-$version
 mkdir -p "$tree/built/completions" "$tree/scripts"
 cp -r packaging kernel docs "$tree"
 cp -r scripts/kernel "$tree/scripts"
-cp Cargo.toml README.md "$tree"
+cp Cargo.toml README.md SECURITY.md "$tree"
 mv "$tree/packaging/debian" "$tree/debian"
 for unit in vhost-blk.service vhost-blk@.service vhost-blk@.socket; do
     cp "packaging/$unit" "$tree/debian/$unit"

@@ -207,7 +207,7 @@ fn with_command(mut args: Vec<OsString>) -> Vec<OsString> {
 }
 
 /// Commands whose failures are JSON with `--json`.
-const TELLING_JSON: [&str; 4] = ["check", "ctl", "info", "top"];
+const TELLING_JSON: [&str; 5] = ["check", "ctl", "doctor", "info", "top"];
 
 /// Returns whether the command is one of these, with `--json`. The rest of the arguments may be wrong.
 fn asks_for_json(args: &[OsString]) -> bool {

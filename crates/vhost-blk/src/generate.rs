@@ -76,10 +76,10 @@ pub fn options_page() -> String {
          wins over the file.\n",
     );
     page.push_str(
-        "\nThe options under Socket, Disk, Limits, Queues and `--data-plane` belong to one disk: a file \
-         `NAME.toml` of\n`vhost-blk daemon --config-dir` and `vhost-blk ctl add` take them. The \
-         others belong to the process, and\n`vhost-blk daemon` takes them, but not `--fd`, `--config`, \
-         `--name` and `--print-capabilities`.\n",
+        "\nThe options under Socket (except `--fd`), Disk, Limits, Queues and `--data-plane` belong to one \
+         disk: a file\n`NAME.toml` of `vhost-blk daemon --config-dir` and `vhost-blk ctl add` take \
+         them. The others belong to the process,\nand `vhost-blk daemon` takes them, but not \
+         `--config`, `--name` and `--print-capabilities`. `--fd` is for `serve`\nonly.\n",
     );
     let mut headings: Vec<&str> = Vec::new();
     for option in serve.get_arguments() {

@@ -105,7 +105,7 @@ pub fn listen(
         fs::set_permissions(path, fs::Permissions::from_mode(mode)).map_err(system)?;
         if group.is_some() {
             std::os::unix::fs::chown(path, None, group).map_err(|error| {
-                failed(&error, "choose a --socket-group that this user belongs to")
+                failed(&error, "choose a group that this user belongs to: --socket-group, --control-group, --metrics-group")
             })?;
         }
         socket.listen(BACKLOG).map_err(system)

@@ -26,7 +26,10 @@ pub(crate) fn directory(given: Option<&Path>) -> Result<PathBuf> {
 /// Makes a file of `size_bytes` (rounded down to whole MiB), written with data that does not
 /// compress to nothing.
 pub fn create(directory: &Path, size_bytes: u64) -> Result<NamedTempFile> {
-    let wrong = || format!("cannot write a disk of {size_bytes} bytes in {}", directory.display());
+    let wrong = || {
+        let (mib, directory) = (size_bytes >> 20, directory.display());
+        format!("cannot write a disk of {mib} MiB in {directory}; --help has the options of both")
+    };
     let mut file = tempfile::Builder::new()
         .prefix("bench-disk-")
         .tempfile_in(directory)

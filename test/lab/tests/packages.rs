@@ -94,6 +94,7 @@ fn the_daemons_package_has_all_files_that_belong_to_the_system(built: &Built, da
     let files = built.files("vhost-blk");
     for file in [
         "./usr/bin/vhost-blk",
+        "./etc/needrestart/conf.d/vhost-blk.conf",
         "./lib/systemd/system/vhost-blk.service",
         "./lib/systemd/system/vhost-blk@.service",
         "./lib/systemd/system/vhost-blk@.socket",

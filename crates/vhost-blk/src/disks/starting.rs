@@ -190,6 +190,7 @@ impl Disks {
         let mut state = self.lock();
         let what = format!("add the disk {name}");
         state.check_free(&what)?;
+        let at_limit = format!("there are {DISKS_MAX} disks, as many as one process serves");
         let is_full = state.table.len() + state.given_up.len() + state.left.len() >= DISKS_MAX;
         let (why, remedy) = match state.table.get(name) {
             _ if state.stopping => ("the daemon is about to end", "start it again"),
@@ -208,7 +209,7 @@ impl Disks {
                 "choose another name, or remove that disk and its file",
             ),
             None if is_full => {
-                ("there are as many disks as one process serves", "start another daemon")
+                (&*at_limit, "start another daemon")
             }
             _ => {
                 let before = match state.table.remove(name) {

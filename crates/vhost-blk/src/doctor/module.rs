@@ -83,7 +83,10 @@ fn forbidden() -> Finding {
         format!(" (mode {:o}, owner {}, group {})", it.mode() & 0o7777, it.uid(), it.gid())
     });
     Finding::new(CHECK, Outcome::Warn, format!("{DEVICE_PATH}{mode} may not be used by this user"))
-        .remedy("give this user read and write access to it by its group (a udev rule)")
+        .remedy(
+            "add this user to the group of the node (vhost-blk by 60-vhost-blk.rules; in a unit \
+             SupplementaryGroups=vhost-blk), and never the user of a VMM",
+        )
 }
 
 fn absent() -> Finding {

@@ -66,8 +66,8 @@ pub(super) fn iscsi(part: &Part) -> Option<Finding> {
     }
     let (name, target) = (session.file_name()?.to_str()?, read(&session.join("targetname"))?);
     let message = format!(
-        "replacement time-out of {name} ({target}) is {seconds} s: so long the requests of a lost path \
-         wait before another path gets them"
+        "replacement time-out of {name} ({target}) is {seconds} s: the requests of a lost path wait that \
+         long before another path gets them"
     );
     Some(Finding::new("device_setting", Outcome::Warn, message).remedy(format!(
         "echo {FAIL_MAX} >/sys/class/iscsi_session/{name}/recovery_tmo, and for later logins \

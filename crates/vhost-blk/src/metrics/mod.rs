@@ -63,8 +63,8 @@ impl Listener {
                     Failure::run(
                         format!("listen for scrapes on {wanted}"),
                         why,
-                        "choose a free port and an address of this machine for --metrics; the unit \
-                         vhost-blk@ has no network unless a drop-in gives it one",
+                        "choose a free port and an address of this machine for --metrics; the \
+                         packaged units have no network unless a drop-in gives them one",
                     )
                 };
                 Ok((bound.map_err(failed)?, None))

@@ -9,6 +9,7 @@ use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 use std::num::NonZeroU64;
 use vhost_user::Status;
@@ -68,6 +69,8 @@ pub(super) fn of(mut rows: Vec<Row>) -> String {
     rows.retain(|row| row.state != RowState::GivenUp);
     let (given_up, rows) = (all - rows.len(), &rows[..]);
     let mut registry = Registry::with_prefix("vhost_blk");
+    let version = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
+    registry.register("build", "The program that the daemon runs", version);
     let up = Family::<DiskLabels, Gauge>::default();
     for row in rows {
         up.get_or_create(&disk_label(&row.name)).set(row.status.is_some().into());
@@ -237,6 +240,7 @@ mod tests {
     fn the_page_has_the_totals_of_each_queue() {
         let page = page();
         for line in [
+            concat!("vhost_blk_build_info{version=\"", env!("CARGO_PKG_VERSION"), "\"} 1"),
             "vhost_blk_disk_up{disk=\"a\"} 1",
             "vhost_blk_disk_up{disk=\"b\"} 0",
             "vhost_blk_disk_failed{disk=\"a\"} 0",

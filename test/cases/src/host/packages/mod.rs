@@ -64,6 +64,7 @@ fn life_of_the_daemon(env: &Env) -> Result<()> {
     wait_for_a_front_end_by_a_socket_unit()?;
     load_and_upgrade(env)?;
     reload_many()?;
+    refuse_images_in_tmp()?;
     remove()?;
     apt("purge vhost-blk")?;
     ensure!(Path::new(IMAGES).join("data.img").exists(), "the purge took an image");
@@ -261,6 +262,12 @@ fn upgrade(handles: &mut Handles) -> Result<()> {
     // It has no disk yet.
     ensure!(runs_installed_program(MANY)?, "{MANY} runs the old program");
     handles.wait_for_progress(STEP).context("after the upgrade of the package")?;
+    // A daemon that runs the new program needs no restart, whatever its upgrade answers.
+    run("systemctl", &["restart", MEMORY])?;
+    let said = sh("/usr/libexec/vhost-blk/after-upgrade 2>&1")?;
+    ensure!(said.contains(&format!("{MEMORY} runs the new program, but:")), "it said:\n{said}");
+    ensure!(!said.contains("goes on with the old program"), "a false report:\n{said}");
+    handles.wait_for_progress(STEP).context("after a second run of after-upgrade")?;
     // The operator's way to do the same.
     run("systemctl", &["reload", DATA])?;
     ensure!(main_pid(DATA)? == data, "{DATA} has another process after the reload");
@@ -293,6 +300,18 @@ fn reload_many() -> Result<()> {
     ensure!(!told.contains("succeeded"), "a reload with a wrong disk has succeeded");
     fs::remove_file(bad)?;
     run("systemctl", &["reload", MANY]).map(drop)
+}
+
+/// systemd empties the `/tmp` and `/var/tmp` of a unit at its end, so no copy may go there.
+fn refuse_images_in_tmp() -> Result<()> {
+    for directory in ["/tmp", "/var/tmp"] {
+        let told = sh(&format!(
+            "vhost-blk ctl --control-path /run/vhost-blk/control backup more --to {directory}/copy.img 2>&1 \
+             && echo succeeded || true"
+        ))?;
+        ensure!(told.contains("Read-only file system"), "a backup to {directory} said: {told}");
+    }
+    Ok(())
 }
 
 /// The removal stops all daemons, and keeps the descriptions of the disks.

@@ -68,9 +68,15 @@ fn without_headers(mut files: BTreeSet<PathBuf>) -> BTreeSet<PathBuf> {
 
 /// Loads a module that DKMS has built.
 fn load(module: &str) -> Result<()> {
+    expect_dkms(module)?;
+    run("modprobe", &[module]).map(drop)
+}
+
+/// Fails if modprobe would load another module than that of DKMS.
+fn expect_dkms(module: &str) -> Result<()> {
     let file = run("modinfo", &["-n", module])?;
     ensure!(file.contains("/updates/"), "modprobe would load {file}");
-    run("modprobe", &[module]).map(drop)
+    Ok(())
 }
 
 /// Serves a disk on the kernel plane.
@@ -88,11 +94,11 @@ fn serve() -> Result<()> {
     expect_state(UNIT, "active")
 }
 
-/// The next load of the module takes the upgraded one.
+/// The unit loads the upgraded module.
 fn run_upgraded(env: &Env) -> Result<()> {
     run("systemctl", &["stop", UNIT])?;
     run("rmmod", &["vhost_blk"])?;
-    load("vhost_blk")?;
+    expect_dkms("vhost_blk")?;
     run("systemctl", &["start", UNIT])?;
     verified_load(env, SOCKET, |_, _| Ok(()))?;
     run("systemctl", &["stop", UNIT])?;
