@@ -2,14 +2,13 @@
 //! A disk that is copied while it is written: the suite, the waits, and the copy.
 
 mod common;
-#[path = "../../vhost-blk/tests/common/mount.rs"]
-mod mount;
 
 use backend::conformance::{Delivered, MakeEngine, ManualEngine, Request, Rig, SyncEngine, Target};
 use backend::file::Reader;
 use backend::wrap::{CLUSTER_BYTES, Clusters, CopyFirst, Turn};
 use backend::{BufList, Disk, File, FileOptions, Io, IoKind, Lane, Mem, Slot, Step, conformance};
 use common::{DISK, Image, TMPFS, around_file};
+use kit::mount;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;

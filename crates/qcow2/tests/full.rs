@@ -2,12 +2,11 @@
 //! Images on a file system without room for their tables.
 
 mod common;
-#[path = "../../vhost-blk/tests/common/mount.rs"]
-mod mount;
 
 use backend::conformance::{Request, Rig};
 use backend::{Disk, IoError, IoKind, ResizeError};
 use common::{MIB, PATIENCE, check, content, end, options, qemu_ok, rig};
+use kit::mount;
 use mount::{Mount, may_not_mount};
 use qcow2::{AllowBacking, Qcow2Disk};
 use std::fs;

@@ -2,13 +2,12 @@
 //! Several lanes of a disk, and its growth.
 
 mod common;
-#[path = "../../vhost-blk/tests/common/mount.rs"]
-mod mount;
 
 use backend::conformance::Request;
 use backend::{Disk, IoKind};
 use common::{MIB, check, content, directory, image, open, qemu_ok, rig};
 use kit::loop_device::LoopDevice;
+use kit::mount;
 use mount::{Mount, may_not_mount, run};
 use qcow2::Qcow2Disk;
 use std::path::Path;

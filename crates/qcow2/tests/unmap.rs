@@ -2,14 +2,13 @@
 //! Discarded clusters leave the image, and no lane ever reads or writes other data in their places.
 
 mod common;
-#[path = "../../vhost-blk/tests/common/mount.rs"]
-mod mount;
 
 use backend::conformance::{Request, Rig, SyncEngine, TestEngine};
 use backend::{Disk, Io, IoKind, Lane, Slot, Step, mark};
 use common::{
     MIB, PATIENCE, check, clusters, content, directory, end, image, options, qemu_ok, rig,
 };
+use kit::mount;
 use mount::Mount;
 use qcow2::{AllowBacking, Qcow2Disk};
 use std::fs::{self, File};

@@ -2,11 +2,10 @@
 //! `vhost-blk convert`.
 
 mod common;
-#[path = "common/mount.rs"]
-mod mount;
 
 use backend::{File as Image, FileOptions};
 use common::{Daemon, Place, finish, one_line, program};
+use kit::mount;
 use mount::{Mount, loop_device, may_not_mount};
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};

@@ -2,11 +2,10 @@
 //! `--on-error` and `--io-timeout`, from the command line to the guest.
 
 mod common;
-#[path = "common/mount.rs"]
-mod mount;
 
 use common::{Daemon, Place, program, run, stdout};
 use driver::{Device, Options, Request};
+use kit::mount;
 use mount::{Mount, may_not_mount};
 use serde_json::Value;
 use std::fs::File;

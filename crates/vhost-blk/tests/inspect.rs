@@ -2,10 +2,9 @@
 //! `vhost-blk info` and `vhost-blk check`.
 
 mod common;
-#[path = "common/mount.rs"]
-mod mount;
 
 use common::{Daemon, Place, finish, one_line, program, stdout};
+use kit::mount;
 use mount::{loop_device, may_not_mount};
 use rustix::fs::XattrFlags;
 use serde_json::Value;

@@ -4,14 +4,13 @@
 mod common;
 #[path = "common/images.rs"]
 mod images;
-#[path = "common/mount.rs"]
-mod mount;
-#[path = "daemon/rig.rs"]
+#[path = "common/rig.rs"]
 #[allow(dead_code, reason = "each test program uses its part")]
 mod rig;
 
 use common::wait_until;
 use images::{BYTES, add, add_raw, begin, error_of, fill, guest, image};
+use kit::mount;
 use rig::{Raw, Rig};
 use serde_json::{Value, json};
 
@@ -224,7 +223,8 @@ fn another_client_cancels_each_job() {
             assert_eq!(ended["event"], format!("{kind}_ended"), "{ended}");
             assert_eq!(ended["cancelled"], true, "{ended}");
             let told = error_of(client);
-            assert!(kind != "backup" || told.contains("cancelled by a client"), "{told}");
+            let reason = if kind == "backup" { "cancelled by a client" } else { "was cancelled" };
+            assert!(told.contains(reason), "{kind}: {told}");
             wait_until("the end", || jobs(&rig).is_empty());
             assert!(!rig.path("c.img").exists());
         }

@@ -3,12 +3,11 @@
 //! that was killed.
 
 mod common;
-#[path = "common/mount.rs"]
-mod mount;
 
 use backend::{File, FileOptions};
 use common::{Daemon, Place};
 use driver::{Device, Options, Request};
+use kit::mount;
 use mount::{Frozen, Mount, may_not_mount};
 use std::process::Command;
 use std::time::Duration;

@@ -2,10 +2,9 @@
 //! `vhost-blk convert` on file systems whose files can share space.
 
 mod common;
-#[path = "common/mount.rs"]
-mod mount;
 
 use common::{Daemon, finish, one_line, program, stdout, wait_until};
+use kit::mount;
 use mount::{Mount, Sharing, loop_device, may_not_mount, run, sharing_of};
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};

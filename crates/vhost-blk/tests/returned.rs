@@ -4,9 +4,7 @@
 mod common;
 #[path = "common/images.rs"]
 mod images;
-#[path = "common/mount.rs"]
-mod mount;
-#[path = "daemon/rig.rs"]
+#[path = "common/rig.rs"]
 #[allow(dead_code, reason = "each test program uses its part")]
 mod rig;
 
@@ -15,6 +13,7 @@ use common::wait_until;
 use driver::{Device, Request};
 use images::{BYTES, add, guest};
 use kit::loop_device::LoopDevice;
+use kit::mount;
 use mount::{loop_device, may_not_mount};
 use rig::{Raw, Rig};
 use std::fs::{self, File};

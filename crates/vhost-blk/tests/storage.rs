@@ -2,11 +2,10 @@
 //! Storage that is full, fails, shrinks or is very large, as a guest sees it.
 
 mod common;
-#[path = "common/mount.rs"]
-mod mount;
 
 use common::{Daemon, program};
 use driver::{Device, Error, Options};
+use kit::mount;
 use mount::{LossyDevice, Mount, loop_device, may_not_mount, run};
 use std::fs::File;
 use std::os::unix::fs::FileExt;

@@ -3,9 +3,7 @@
 // UNSAFETY: reads and writes the mapping, as a queue does.
 #![expect(unsafe_code)]
 
-#[path = "../../vhost-blk/tests/common/mount.rs"]
-mod mount;
-
+use kit::mount;
 use mount::{Mount, may_not_mount};
 use std::fs::File;
 use std::io::Write;

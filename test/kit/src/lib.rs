@@ -10,8 +10,10 @@
 //! * [`load`]: a load in a guest that verifies itself.
 //! * [`loop_device`]: block devices over files.
 //! * [`metric`]: measurements, [`report`] their tables, goals and JSON.
+//! * [`probe`]: calls of a kernel function, counted.
 //! * [`process`]: child processes, [`interrupt`] the signals that end all of them.
 //! * [`daemon`]: a vhost-user-blk server on a socket.
+//! * [`mount`]: small file systems and loop devices of tests.
 //! * [`null_blk`]: devices in memory.
 //! * [`system`]: programs and modules of the machine it runs in.
 //! * [`qmp`]: QEMU's monitor.
@@ -36,6 +38,7 @@ pub mod interrupt;
 pub mod load;
 pub mod loop_device;
 pub mod metric;
+pub mod mount;
 pub mod null_blk;
 pub mod outcome;
 pub mod port;

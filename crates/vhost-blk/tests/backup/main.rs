@@ -16,18 +16,17 @@ mod kept;
 mod load;
 #[path = "../common/moments.rs"]
 mod moments;
-#[path = "../common/mount.rs"]
-mod mount;
 mod operations;
-#[path = "../daemon/rig.rs"]
+#[path = "../common/rig.rs"]
 #[allow(dead_code, reason = "each test program uses its part")]
 mod rig;
-#[path = "../upgrade/served.rs"]
+#[path = "../common/served.rs"]
 mod served;
 mod server;
 mod shared;
 
 use common::{Place, pattern, stdout, wait_until};
+use kit::mount;
 use rig::Raw;
 use serde_json::{Value, json};
 use served::Served;

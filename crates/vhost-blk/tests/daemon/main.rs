@@ -14,14 +14,16 @@ mod frozen;
 mod given_up;
 mod interface;
 mod limits;
-#[path = "../common/mount.rs"]
-mod mount;
 mod pidfile;
 mod reload;
+#[path = "../common/rig.rs"]
 mod rig;
 mod saving;
 mod starting;
 mod top;
 mod trace;
 mod version;
+#[path = "../common/watcher.rs"]
 mod watcher;
+
+use kit::mount;

@@ -13,11 +13,9 @@ mod images;
 mod load;
 #[path = "../common/moments.rs"]
 mod moments;
-#[path = "../common/mount.rs"]
-mod mount;
 mod moved;
 mod refused;
-#[path = "../daemon/rig.rs"]
+#[path = "../common/rig.rs"]
 #[allow(dead_code, reason = "each test program uses its part")]
 mod rig;
 #[path = "../common/stamped.rs"]
@@ -30,6 +28,7 @@ use images::{
     BYTES, PART, QUEUES, add, add_raw, begin, check_after_kill, content, error_of, fill, guest,
     image, text, while_rewritten,
 };
+use kit::mount;
 use rig::Rig;
 use serde_json::Value;
 use std::fs::File;

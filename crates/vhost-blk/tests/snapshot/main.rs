@@ -13,10 +13,8 @@ mod load;
 mod merged;
 #[path = "../common/moments.rs"]
 mod moments;
-#[path = "../common/mount.rs"]
-mod mount;
 mod refused;
-#[path = "../daemon/rig.rs"]
+#[path = "../common/rig.rs"]
 #[allow(dead_code, reason = "each test program uses its part")]
 mod rig;
 #[path = "../common/stamped.rs"]
@@ -28,3 +26,4 @@ use images::{
     BYTES, QUEUES, add, add_raw, begin, check_after_kill, content, error_of, fill, guest, image,
     mark, text, unmark, while_rewritten,
 };
+use kit::mount;

@@ -9,6 +9,7 @@ mod common;
 #[path = "../../../vhost-user/tests/common/load.rs"]
 #[allow(dead_code, unreachable_pub, reason = "each test program uses its part")]
 mod load;
+#[path = "../common/served.rs"]
 mod served;
 
 use common::{pattern, wait_until};

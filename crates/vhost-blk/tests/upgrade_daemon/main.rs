@@ -9,19 +9,18 @@ mod load;
 mod loads;
 #[path = "../common/moments.rs"]
 mod moments;
-#[path = "../common/mount.rs"]
-mod mount;
 mod others;
 mod passed;
 mod refused;
-#[path = "../daemon/rig.rs"]
+#[path = "../common/rig.rs"]
 #[allow(dead_code, reason = "each test program uses its part")]
 mod rig;
 mod watched;
-#[path = "../daemon/watcher.rs"]
+#[path = "../common/watcher.rs"]
 mod watcher;
 
 use common::{pattern, upgraded, wait_until};
+use kit::mount;
 use rig::Rig;
 use std::time::Duration;
 

@@ -16,10 +16,8 @@ mod locked;
 mod locks;
 #[path = "../common/moments.rs"]
 mod moments;
-#[path = "../common/mount.rs"]
-mod mount;
 mod refused;
-#[path = "../daemon/rig.rs"]
+#[path = "../common/rig.rs"]
 #[allow(dead_code, reason = "each test program uses its part")]
 mod rig;
 mod serve;
@@ -30,6 +28,7 @@ mod unmapped;
 use common::{BUSY, done, pattern, upgraded, wait_until};
 use driver::Device;
 use images::{QUEUES, add, add_raw, begin, check_after_kill, content, guest, image, text};
+use kit::mount;
 use rig::Rig;
 use std::time::Duration;
 

@@ -9,5 +9,5 @@ mod locks;
 mod moments;
 mod passed;
 mod refused;
-#[path = "../upgrade/served.rs"]
+#[path = "../common/served.rs"]
 mod served;

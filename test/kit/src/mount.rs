@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Small file systems and loop devices, which need root.
-#![allow(dead_code, reason = "each test program uses its part")]
+//! Small file systems and loop devices for tests, which need root. A failure is a panic.
 
-use kit::loop_device::LoopDevice;
+use crate::loop_device::LoopDevice;
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -11,7 +10,7 @@ use tempfile::TempDir;
 
 /// Runs a program that has to succeed; returns what it printed.
 #[track_caller]
-pub(crate) fn run(words: &[&str]) -> String {
+pub fn run(words: &[&str]) -> String {
     let output = Command::new(words[0]).args(&words[1..]).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{}: {}", words.join(" "), said.trim());
@@ -19,7 +18,7 @@ pub(crate) fn run(words: &[&str]) -> String {
 }
 
 /// Says why a test cannot run, where the user may not mount.
-pub(crate) fn may_not_mount() -> bool {
+pub fn may_not_mount() -> bool {
     let root = run(&["id", "-u"]) == "0";
     if !root {
         println!("SKIP: only root can mount");
@@ -30,43 +29,45 @@ pub(crate) fn may_not_mount() -> bool {
 const EXT4: [&str; 3] = ["mkfs.ext4", "-q", "-F"];
 
 /// A mounted file system; unmounted when dropped.
-pub(crate) struct Mount {
-    pub(crate) place: TempDir,
+#[derive(Debug)]
+pub struct Mount {
+    /// The directory on which it is mounted.
+    pub place: TempDir,
 }
 
 impl Mount {
     /// A file system in memory with room for `mib` MiB.
-    pub(crate) fn tmpfs(mib: u64) -> Mount {
+    pub fn tmpfs(mib: u64) -> Mount {
         Mount::new(&["-t", "tmpfs", "-o", &format!("size={mib}M"), "none"])
     }
 
     /// A file system in memory without extended attributes.
-    pub(crate) fn ramfs() -> Mount {
+    pub fn ramfs() -> Mount {
         Mount::new(&["-t", "ramfs", "none"])
     }
 
     /// ext4 of `mib` MiB on a loop device in memory: no sync of it waits for a disk.
-    pub(crate) fn ext4(mib: u64) -> Mount {
+    pub fn ext4(mib: u64) -> Mount {
         Mount::in_memory(&EXT4, mib)
     }
 
     /// ext4 in the same way, on an image in `directory`.
-    pub(crate) fn ext4_in(directory: &Path, mib: u64) -> Mount {
+    pub fn ext4_in(directory: &Path, mib: u64) -> Mount {
         Mount::on_loop(&EXT4, directory, mib)
     }
 
     /// ext4 in memory, with blocks of so many bytes.
-    pub(crate) fn ext4_with_blocks(mib: u64, bytes: u32) -> Mount {
+    pub fn ext4_with_blocks(mib: u64, bytes: u32) -> Mount {
         Mount::in_memory(&[&EXT4[..], &["-b", &bytes.to_string()]].concat(), mib)
     }
 
     /// XFS in memory; it needs 300 MiB.
-    pub(crate) fn xfs(mib: u64) -> Mount {
+    pub fn xfs(mib: u64) -> Mount {
         Mount::in_memory(&["mkfs.xfs", "-q"], mib)
     }
 
     /// btrfs in memory; it needs 110 MiB.
-    pub(crate) fn btrfs(mib: u64) -> Mount {
+    pub fn btrfs(mib: u64) -> Mount {
         Mount::in_memory(&["mkfs.btrfs", "-q"], mib)
     }
 
@@ -85,13 +86,13 @@ impl Mount {
     }
 
     /// Changes the room of a file system in memory to `mib` MiB.
-    pub(crate) fn resize(&self, mib: u64) {
+    pub fn resize(&self, mib: u64) {
         let size = format!("remount,size={mib}M");
         run(&["mount", "-o", &size, self.place.path().to_str().unwrap()]);
     }
 
     /// The file system on a block device.
-    pub(crate) fn of(device: &Path) -> Mount {
+    pub fn of(device: &Path) -> Mount {
         Mount::new(&[device.to_str().unwrap()])
     }
 
@@ -102,7 +103,8 @@ impl Mount {
         Mount { place }
     }
 
-    pub(crate) fn path(&self, name: &str) -> PathBuf {
+    /// The path of a file in it.
+    pub fn path(&self, name: &str) -> PathBuf {
         self.place.path().join(name)
     }
 }
@@ -119,14 +121,17 @@ impl Drop for Mount {
 
 /// The data of a file that it shares with another one.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Sharing {
+pub enum Sharing {
+    /// All of it is its own.
     None,
+    /// Some extents are shared.
     Part,
+    /// All extents are shared.
     All,
 }
 
 /// The extents of a file with data, as the file system tells them.
-pub(crate) fn sharing_of(path: &Path) -> Sharing {
+pub fn sharing_of(path: &Path) -> Sharing {
     File::open(path).unwrap().sync_all().unwrap();
     let told = run(&["filefrag", "-v", path.to_str().unwrap()]);
     let is_extent =
@@ -141,10 +146,12 @@ pub(crate) fn sharing_of(path: &Path) -> Sharing {
 }
 
 /// A frozen file system; thawed when dropped.
-pub(crate) struct Frozen<'a>(&'a Mount);
+#[derive(Debug)]
+pub struct Frozen<'a>(&'a Mount);
 
 impl Frozen<'_> {
-    pub(crate) fn of(mount: &Mount) -> Frozen<'_> {
+    /// Freezes a file system.
+    pub fn of(mount: &Mount) -> Frozen<'_> {
         run(&["fsfreeze", "--freeze", mount.place.path().to_str().unwrap()]);
         Frozen(mount)
     }
@@ -157,18 +164,22 @@ impl Drop for Frozen<'_> {
 }
 
 /// A loop device over `file`.
-pub(crate) fn loop_device(file: &Path) -> LoopDevice {
+pub fn loop_device(file: &Path) -> LoopDevice {
     LoopDevice::attach(file, &[]).unwrap_or_else(|why| panic!("{why:#}"))
 }
 
 /// A block device of 16 MiB whose page cache takes writes that it loses, but for its first MiB.
-pub(crate) struct LossyDevice {
-    pub(crate) device: LoopDevice,
+#[derive(Debug)]
+pub struct LossyDevice {
+    /// The device.
+    pub device: LoopDevice,
     below: Mount,
 }
 
 impl LossyDevice {
-    pub(crate) fn new() -> LossyDevice {
+    /// A device that loses nothing yet.
+    #[expect(clippy::new_without_default, reason = "it makes a device of the system")]
+    pub fn new() -> LossyDevice {
         let below = Mount::tmpfs(32);
         let file = below.path("disk");
         File::create(&file).unwrap().set_len(16 << 20).unwrap();
@@ -176,7 +187,7 @@ impl LossyDevice {
     }
 
     /// Loses the writes from now on.
-    pub(crate) fn lose(&self) {
+    pub fn lose(&self) {
         let file = self.below.path("disk");
         run(&["fallocate", "--punch-hole", "-o", "1M", "-l", "15M", file.to_str().unwrap()]);
         let mut rest = File::create(self.below.path("rest")).unwrap();
@@ -184,7 +195,7 @@ impl LossyDevice {
     }
 
     /// Has room for writes again.
-    pub(crate) fn mend(&self) {
+    pub fn mend(&self) {
         std::fs::remove_file(self.below.path("rest")).unwrap();
     }
 }
