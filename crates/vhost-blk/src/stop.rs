@@ -7,6 +7,7 @@ use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use vhost_user::Waiting;
 
 /// A stop that other threads can request, at most once.
 #[derive(Debug)]
@@ -21,16 +22,18 @@ struct State {
     /// The other end of `asked` until the request.
     ask: Option<UnixStream>,
     connection: Option<UnixStream>,
+    /// The front-ends that wait for its end.
+    waiting: Waiting,
 }
 
 impl Stop {
-    /// A stop that was not requested.
+    /// A stop that was not requested. It also ends the connections of `waiting`.
     ///
     /// # Errors
     /// The error of the system call, if no file descriptor is left.
-    pub fn new() -> io::Result<Stop> {
+    pub fn of(waiting: Waiting) -> io::Result<Stop> {
         let (asked, ask) = UnixStream::pair()?;
-        let state = State { ask: Some(ask), connection: None };
+        let state = State { ask: Some(ask), connection: None, waiting };
         Ok(Stop { state: Mutex::new(state), asked })
     }
 
@@ -41,12 +44,13 @@ impl Stop {
         if let Some(connection) = &state.connection {
             let _ = connection.shutdown(Shutdown::Both); // the peer may have closed it
         }
+        state.waiting.close();
     }
 
     /// Requests the stop if no front-end is connected. Returns whether it did.
     pub fn request_if_idle(&self) -> bool {
         let mut state = self.lock();
-        let is_idle = state.connection.is_none();
+        let is_idle = state.connection.is_none() && state.waiting.is_empty();
         if is_idle {
             state.ask = None;
         }
@@ -94,7 +98,7 @@ mod tests {
 
     #[test]
     fn a_request_ends_the_connection_of_now_and_a_later_one() {
-        let stop = Stop::new().unwrap();
+        let stop = Stop::of(Waiting::default()).unwrap();
         let (mut peer, ours) = UnixStream::pair().unwrap();
         stop.watch(&ours).unwrap();
         assert!(!stop.request_if_idle() && !stop.asked());
@@ -109,7 +113,7 @@ mod tests {
 
     #[test]
     fn an_idle_disk_is_stopped() {
-        let stop = Stop::new().unwrap();
+        let stop = Stop::of(Waiting::default()).unwrap();
         assert!(stop.request_if_idle() && stop.asked());
     }
 }

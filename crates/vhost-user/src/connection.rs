@@ -11,8 +11,8 @@ use crate::peeked;
 use crate::replay::{self, Handler};
 use crate::session::{Session, lock};
 use crate::state::StateError;
+use crate::waiting::LOOK;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::SocketFlags;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -32,14 +32,17 @@ const MESSAGE_LIMIT: Duration = Duration::from_secs(5);
 /// descriptors, Linux 6.17 counts bytes again that were read before.
 const READ_LIMIT: Duration = Duration::from_millis(1);
 
+/// Minimum interval between two connections that are accepted while another front-end is served.
+const ACCEPT_INTERVAL: Duration = Duration::from_millis(10);
+
 /// Interval between two looks at a message that is incomplete, or whose reply has no room. The front-end's
 /// socket is ready for all that time, so that no event tells.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
-/// Waiting front-ends; one of them replaces a silent front-end.
+/// The source of the front-ends that follow.
 #[derive(Clone, Copy, Debug)]
 pub struct Next<'a> {
-    /// The listening socket: readable while a front-end waits.
+    /// The listening socket.
     pub listener: BorrowedFd<'a>,
     /// Maximum time between the connection and the first message while another front-end waits.
     /// QEMU may take long (it allocates the guest's memory first): without another front-end there
@@ -61,10 +64,8 @@ pub(crate) fn serve(
     let commands = Commands { mailbox, faults: &faults };
     let session = Arc::new(Mutex::new(Session::new(device)));
     let silent = inherited.as_ref().is_none_or(|inherited| inherited.state.silent);
-    let successor = next.map(|next| Successor {
-        listener: next.listener,
-        deadline: Instant::now() + next.patience,
-    });
+    let now = Instant::now();
+    let begin_deadline = next.filter(|_| silent).map(|next| now + next.patience);
     let mut handler = match begin(stream, &session, inherited) {
         Ok(handler) => handler,
         Err(error) => {
@@ -75,7 +76,9 @@ pub(crate) fn serve(
     let mut conversation = Conversation {
         stream: &peeked_stream,
         commands,
-        successor: successor.filter(|_| silent),
+        listener: next.map(|next| next.listener),
+        accept_from: now,
+        begin_deadline,
         silent,
         incomplete: None,
     };
@@ -89,21 +92,16 @@ struct Conversation<'a> {
     /// The connection.
     stream: &'a UnixStream,
     commands: Commands<'a>,
-    /// The front-end that replaces this one, until a message has come.
-    successor: Option<Successor<'a>>,
+    /// The socket at which other front-ends connect meanwhile.
+    listener: Option<BorrowedFd<'a>>,
+    /// Time from which on the next one is accepted.
+    accept_from: Instant,
+    /// Until a message has come: the time from which on a waiting front-end replaces this one.
+    begin_deadline: Option<Instant>,
     /// No message has come.
     silent: bool,
     /// The missing part of the present message, and the time since then.
     incomplete: Option<(Missing, Instant)>,
-}
-
-/// A waiting front-end that replaces a silent one.
-#[derive(Clone, Copy)]
-struct Successor<'a> {
-    /// The listening socket.
-    listener: BorrowedFd<'a>,
-    /// Time from which on it is accepted.
-    deadline: Instant,
 }
 
 /// The next step of a connection.
@@ -125,7 +123,7 @@ impl<'a> Conversation<'a> {
     ) -> Result<(), ConnectionError> {
         loop {
             let tells = lock(session).owes_config_change();
-            match self.wait(tells.then_some(QUIET))? {
+            match self.wait(session, tells.then_some(QUIET))? {
                 Wakeup::Quiet => lock(session).announce_config_change(),
                 Wakeup::Fault => lock(session).pass_faults_on(),
                 Wakeup::FrontEnd => match self.step()? {
@@ -133,19 +131,16 @@ impl<'a> Conversation<'a> {
                         if !handle(&header, self.stream, session, handler)? {
                             return Ok(());
                         }
+                        if message::is_own_end_taken(self.stream)? {
+                            let why = "the own end of the connection as a descriptor";
+                            let name = header.name();
+                            return Err(ConnectionError::Refused(format!("{name}: {why}")));
+                        }
                     }
                     Step::Wait => {}
                     Step::End => return Ok(()),
                 },
-                Wakeup::Next(stream) => {
-                    lock(session).device.waiting = Some(stream);
-                    return Err(ConnectionError::Silent);
-                }
-                Wakeup::NextFailed => {
-                    if let Some(successor) = &mut self.successor {
-                        successor.deadline = Instant::now() + ACCEPT_RETRY;
-                    }
-                }
+                Wakeup::Next => return Err(ConnectionError::Silent),
                 Wakeup::Command(mailbox) => {
                     let mut session = lock(session);
                     let peer = Peer { stream: self.stream, silent: self.silent };
@@ -162,7 +157,7 @@ impl<'a> Conversation<'a> {
     fn step(&mut self) -> Result<Step, ConnectionError> {
         let arrival = message::arrival(self.stream)?;
         if !matches!(arrival, Arrival::Nothing) {
-            (self.successor, self.silent) = (None, false);
+            (self.begin_deadline, self.silent) = (None, false);
         }
         let missing = match arrival {
             Arrival::Nothing => return Ok(Step::Wait),
@@ -185,16 +180,19 @@ impl<'a> Conversation<'a> {
     }
 
     /// Sleeps until there is an event. Commands precede messages: a busy front-end does not delay
-    /// the operator by more than one message. [`Conversation::successor`] applies until the first
-    /// message: after its deadline, another waiting front-end is an event, unless it has hung up
-    /// while it waited. After `quiet` without another event, that is an event.
-    fn wait(&self, quiet: Option<Duration>) -> io::Result<Wakeup<'a>> {
+    /// the operator by more than one message. Front-ends that connect meanwhile are accepted, one in each
+    /// [`ACCEPT_INTERVAL`]. After `quiet` without another event, that is an event.
+    fn wait(
+        &mut self,
+        session: &Mutex<Session<'_>>,
+        quiet: Option<Duration>,
+    ) -> io::Result<Wakeup<'a>> {
         let Commands { mailbox, faults } = self.commands;
+        let quiet_at = quiet.map(|quiet| Instant::now() + quiet);
         loop {
             let now = Instant::now();
-            let left = self.successor.map(|next| next.deadline.saturating_duration_since(now));
-            let patience = left.filter(|left| !left.is_zero());
-            let listener = self.successor.filter(|_| patience.is_none()).map(|next| next.listener);
+            let has_successor = lock(session).device.waiting.look();
+            let listener = self.listener.filter(|_| self.accept_from <= now);
             let front_end = self.incomplete.is_none().then_some(self.stream);
             let sources = [
                 mailbox.map(|mailbox| (Source::Mailbox(mailbox), mailbox.as_fd())),
@@ -202,22 +200,34 @@ impl<'a> Conversation<'a> {
                 front_end.map(|stream| (Source::FrontEnd, stream.as_fd())),
                 listener.map(|listener| (Source::Listener(listener), listener)),
             ];
-            // There is no successor while queues run, and no `quiet` before.
-            let timeout = self.incomplete.map(|_| LOOK_AGAIN).or(patience).or(quiet);
+            let silence_ends = self.begin_deadline.filter(|_| has_successor);
+            let wakeups = [
+                self.incomplete.map(|_| now + LOOK_AGAIN),
+                self.listener.map(|_| self.accept_from).filter(|from| *from > now),
+                has_successor.then_some(now + LOOK),
+                silence_ends,
+                quiet_at,
+            ];
+            let first = wakeups.into_iter().flatten().min();
+            let timeout = first.map(|at| at.saturating_duration_since(now));
+            let has_passed = |at: Option<Instant>| at.is_some_and(|at| at <= Instant::now());
             match ready(sources.into_iter().flatten(), timeout)? {
                 Some(Source::Mailbox(mailbox)) => return Ok(Wakeup::Command(mailbox)),
                 Some(Source::Faults) => return Ok(Wakeup::Fault),
                 Some(Source::FrontEnd) => return Ok(Wakeup::FrontEnd),
-                Some(Source::Listener(listener)) => match accept(listener) {
-                    Ok(waiting) if message::has_hung_up(&waiting).unwrap_or(false) => {}
-                    Ok(waiting) => return Ok(Wakeup::Next(waiting)),
-                    Err(_) => return Ok(Wakeup::NextFailed),
-                },
+                Some(Source::Listener(listener)) => self.accept(session, listener),
                 None if self.incomplete.is_some() => return Ok(Wakeup::FrontEnd),
-                None if quiet.is_some() => return Ok(Wakeup::Quiet),
+                None if has_passed(silence_ends) => return Ok(Wakeup::Next),
+                None if has_passed(quiet_at) => return Ok(Wakeup::Quiet),
                 None => {}
             }
         }
+    }
+
+    fn accept(&mut self, session: &Mutex<Session<'_>>, listener: BorrowedFd<'_>) {
+        let accepted = lock(session).device.waiting.accept(listener);
+        let pause = accepted.map_or(ACCEPT_RETRY, |()| ACCEPT_INTERVAL);
+        self.accept_from = Instant::now() + pause;
     }
 }
 
@@ -275,9 +285,7 @@ enum Wakeup<'a> {
     /// A queue has faulted.
     Fault,
     /// Another front-end waits, and this one is silent.
-    Next(UnixStream),
-    /// The waiting front-end cannot be accepted.
-    NextFailed,
+    Next,
     /// There was no other event for the given time.
     Quiet,
 }
@@ -301,8 +309,4 @@ fn ready<'a>(
     rustix::io::retry_on_intr(|| poll(&mut fds, timeout.as_ref()))?;
     let mut events = fds.iter().map(PollFd::revents);
     Ok(sources.into_iter().find(|_| events.next().is_some_and(|events| !events.is_empty())))
-}
-
-fn accept(listener: BorrowedFd<'_>) -> io::Result<UnixStream> {
-    Ok(rustix::net::accept_with(listener, SocketFlags::CLOEXEC)?.into())
 }

@@ -2,6 +2,7 @@
 //! Hands a device over to a later program: exports its state, and takes over an exported one.
 
 use crate::control::Peer;
+use crate::descriptor::take_socket_pair;
 use crate::image_lock::FollowedLock;
 use crate::mem_table::MemTable;
 use crate::queue_setup::{QueueSlot, VringAddr};
@@ -139,6 +140,7 @@ impl Session<'_> {
             counters: device.earlier_stats.iter().map(|&stats| stats.into()).collect(),
             health: HealthState::of(device.health.totals()),
             connection: peer.map(|peer| self.export_connection(peer, &mut table)),
+            waiting: device.waiting.descriptors().iter().map(|fd| table.add(fd)).collect(),
         };
         Exported { state, descriptors: table.0, halted: device.health.is_halted() }
     }
@@ -199,6 +201,7 @@ impl Session<'_> {
             *slot = restore_slot(state, fds)?;
         }
         if let Some(channel) = fds.file_of(state.channel)? {
+            take_socket_pair(&channel)?;
             self.backend_channel.replace(channel);
         }
         state
@@ -246,10 +249,16 @@ fn restore_slot(state: SlotState, fds: &mut Descriptors) -> Result<QueueSlot, St
             KickState::Polled => Some(None),
             KickState::Eventfd(at) => Some(Some(fds.file(at)?)),
         },
-        call: fds.file_of(state.call)?,
-        err: fds.file_of(state.err)?,
+        call: signalled(fds.file_of(state.call)?)?,
+        err: signalled(fds.file_of(state.err)?)?,
         ..QueueSlot::default()
     })
+}
+
+/// Leaves a descriptor of an earlier program for writing only, if it is a socket.
+fn signalled(file: Option<File>) -> io::Result<Option<File>> {
+    file.as_ref().map(take_socket_pair).transpose()?;
+    Ok(file)
 }
 
 impl Device {
@@ -284,8 +293,11 @@ impl Device {
         if let Some(earlier) = &state.health {
             self.health.add_totals(&earlier.into());
         }
-        let Some(state) = state.connection else { return Ok(None) };
         let mut descriptors = Descriptors(descriptors.into_iter().map(Some).collect());
+        for at in state.waiting {
+            self.waiting.add([UnixStream::from(descriptors.take(at)?)]);
+        }
+        let Some(state) = state.connection else { return Ok(None) };
         let stream = UnixStream::from(descriptors.take(state.stream)?);
         self.inherited = Some(Inherited { state, descriptors });
         Ok(Some(stream))

@@ -30,6 +30,7 @@ mod replay;
 mod session;
 mod state;
 mod switch;
+mod waiting;
 
 pub use connection::{ACCEPT_RETRY, Next};
 pub use control::{
@@ -39,6 +40,7 @@ pub use error::ConnectionError;
 pub use handover::{Exported, Frozen};
 pub use replace::{Replace, Replacement, Replacing, differs, seen};
 pub use state::{DeviceState, StateError};
+pub use waiting::Waiting;
 
 use backend::{Disk, ImageLock};
 use control::Mailbox;
@@ -111,8 +113,8 @@ pub struct Device {
     writeback: Arc<AtomicBool>,
     /// The cache mode that a command has set.
     cache_set: Option<bool>,
-    /// The front-end that replaces a silent one.
-    waiting: Option<UnixStream>,
+    /// The front-ends that wait for the end of the present connection.
+    waiting: Waiting,
     /// The connection of an earlier program, until it is served.
     inherited: Option<Inherited>,
     /// Number of front-ends so far.
@@ -157,7 +159,7 @@ impl Device {
             faults: faults::err_eventfd()?,
             writeback,
             cache_set: None,
-            waiting: None,
+            waiting: Waiting::default(),
             inherited: None,
             front_ends: 0,
             earlier_stats,
@@ -268,8 +270,8 @@ impl Device {
     }
 
     /// Serves one front-end until it disconnects or the stream is shut down. Then stops and drains
-    /// its queues and unmaps its memory. A silent front-end must make room for the `next` one, which
-    /// [`Device::take_waiting`] returns.
+    /// its queues and unmaps its memory. Accepts those that connect meanwhile; [`Device::take_waiting`] returns
+    /// them. A silent front-end makes room for the first of them after [`Next::patience`].
     ///
     /// # Errors
     /// [`ConnectionError`], for example if the front-end violates the protocol. The device can
@@ -293,10 +295,14 @@ impl Device {
         self.inherited = None;
     }
 
-    /// The front-end that [`Device::serve`] has accepted in place of a silent one. It is served
-    /// before those in the backlog.
+    /// The first of the front-ends that [`Device::serve`] has accepted. They are served before those in the backlog.
     pub fn take_waiting(&mut self) -> Option<UnixStream> {
-        self.waiting.take()
+        self.waiting.pop()
+    }
+
+    /// Those front-ends, for another thread that ends the device.
+    pub fn waiting(&self) -> Waiting {
+        self.waiting.clone()
     }
 }
 

@@ -4,7 +4,9 @@
 
 use crate::error::HeaderError;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recvmsg};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags, recvmsg,
+};
 use std::fs::File;
 use std::io::{self, IoSliceMut, Write};
 use std::mem::MaybeUninit;
@@ -164,6 +166,30 @@ pub(crate) fn arrival(stream: &UnixStream) -> io::Result<Arrival> {
     }
 }
 
+/// Returns whether a front-end that is not yet served may wait: it has not hung up, and has sent no descriptor and
+/// less than the largest message.
+pub(crate) fn may_wait(stream: &UnixStream) -> io::Result<bool> {
+    use rustix::io::Errno;
+    let mut bytes = [0; HEADER_BYTES + MAX_MSG_SIZE];
+    let look = recvmsg(
+        stream,
+        &mut [IoSliceMut::new(&mut bytes)],
+        &mut RecvAncillaryBuffer::default(),
+        RecvFlags::PEEK | RecvFlags::DONTWAIT,
+    );
+    // An out-of-band byte ends a look, whatever follows.
+    let ends_waiting = PollFlags::RDHUP | PollFlags::PRI;
+    let has_ended = !ready(stream, ends_waiting)?.is_empty();
+    Ok(match look {
+        Ok(look) => {
+            let has_descriptors = look.flags.contains(ReturnFlags::CTRUNC);
+            !has_ended && !has_descriptors && look.bytes < HEADER_BYTES + MAX_MSG_SIZE
+        }
+        Err(Errno::AGAIN | Errno::INTR) => !has_ended,
+        Err(error) => return Err(error.into()),
+    })
+}
+
 /// Reads a message that has arrived, without a [flaw](Header::flaw). Returns its payload and
 /// descriptors.
 pub(crate) fn receive(stream: &UnixStream, header: &Header) -> io::Result<(Vec<u8>, Vec<File>)> {
@@ -195,6 +221,13 @@ pub(crate) fn receive(stream: &UnixStream, header: &Header) -> io::Result<(Vec<u
         }
     }
     Ok((bytes.split_off(HEADER_BYTES), files))
+}
+
+/// Returns whether the peer's end receives nothing any more, although the peer has not closed it:
+/// [`crate::descriptor::take_socket_pair`] was called for that end.
+pub(crate) fn is_own_end_taken(stream: &UnixStream) -> io::Result<bool> {
+    let probe = rustix::net::send(stream, &[], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+    Ok(probe == Err(rustix::io::Errno::PIPE) && !has_hung_up(stream)?)
 }
 
 /// Returns whether the peer has closed its end.

@@ -90,21 +90,32 @@ impl Session<'_> {
         if bytes.is_some() && self.is_image_released() {
             return Err(OperateError::Released);
         }
-        self.device.disk.resize(bytes)?;
-        let info = self.device.disk.info();
-        let (before, after) = (self.capacity_sectors(), info.capacity_sectors);
-        if before != after {
-            let stopped = self.stop_running(AtStop::Resubmit);
-            let adopted = self.device.planes.adopt_capacity();
-            if adopted.is_ok() {
-                self.device.config.info.capacity_sectors = after;
-                tracing::info!(before, after, "the disk has another capacity, in sectors");
-                self.device.tell(Notice::Resized(after * SECTOR_BYTES));
+        let before = self.capacity_sectors();
+        let grows = bytes.is_some_and(|bytes| bytes > before * SECTOR_BYTES);
+        let mut stopped = match grows && self.device.disk.info().grows_in_block {
+            true => self.stop_running(AtStop::Resubmit),
+            false => Vec::new(),
+        };
+        let resized = self.device.disk.resize(bytes).map_err(OperateError::from);
+        let after = self.device.disk.info().capacity_sectors;
+        let adopted = resized.and_then(|()| match before == after {
+            true => Ok(()),
+            false => {
+                stopped.extend(self.stop_running(AtStop::Resubmit));
+                self.adopt_capacity(after)
             }
-            self.restart(stopped)?;
-            adopted.map_err(OperateError::Lane)?;
-        }
-        Ok(after * SECTOR_BYTES)
+        });
+        self.restart(stopped)?;
+        adopted.map(|()| after * SECTOR_BYTES)
+    }
+
+    /// Makes the stopped queues use the present size of the storage.
+    fn adopt_capacity(&mut self, sectors: u64) -> Result<(), OperateError> {
+        self.device.planes.adopt_capacity().map_err(OperateError::Lane)?;
+        let before = std::mem::replace(&mut self.device.config.info.capacity_sectors, sectors);
+        tracing::info!(before, after = sectors, "the disk has another capacity, in sectors");
+        self.device.tell(Notice::Resized(sectors * SECTOR_BYTES));
+        Ok(())
     }
 
     /// Changes the limits of the disk or of its group, or makes it share those of `group` and changes them. Returns

@@ -7,7 +7,7 @@
 //!   Mode Linux does;
 //! * SET_BACKEND_REQ_FD, for which it provides a channel without CONFIG_CHANGE.
 
-use crate::descriptor::is_socket_pair;
+use crate::descriptor::take_socket_pair;
 use crate::error::{ConnectionError, refusal};
 use crate::message::{self, Header};
 use crate::session::{Session, lock};
@@ -116,7 +116,7 @@ fn channel(mut files: Vec<File>) -> io::Result<File> {
     let (Some(channel), true) = (files.pop(), files.is_empty()) else {
         return Err(refusal("not one descriptor"));
     };
-    if !is_socket_pair(&channel)? {
+    if !take_socket_pair(&channel)? {
         return Err(refusal("not an end of a pair of UNIX stream sockets"));
     }
     Ok(channel)

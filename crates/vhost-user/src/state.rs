@@ -47,6 +47,9 @@ pub struct DeviceState {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) health: Option<HealthState>,
     pub(crate) connection: Option<ConnectionState>,
+    /// The front-ends that wait for the end of the connection. Older programs do not know them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) waiting: Vec<DescriptorIndex>,
 }
 
 /// The treatment of storage that fails or hangs.

@@ -3,7 +3,8 @@
 
 mod common;
 
-use backend::{Disk, FileOptions};
+use backend::{Disk, FileOptions, Mem};
+use common::gate::Gate;
 use common::load::under_load;
 use common::plane::Plain;
 use common::{DISK, DISK_BYTES, Daemon, Setup, file, mem, wait_until};
@@ -14,6 +15,8 @@ use std::num::NonZeroU64;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::time::Duration;
 use vhost::vhost_user::message::VhostUserProtocolFeatures;
 use vhost_user::{Answer, Command, Notice};
@@ -249,7 +252,7 @@ fn changes_are_told_once_and_commands_without_effect_are_not() {
 }
 
 #[test]
-fn a_channel_that_nobody_reads_delays_no_growth() {
+fn a_channel_that_is_not_read_delays_no_growth() {
     let (disk, _directory) = file(DISK, FileOptions::default());
     let daemon = Daemon::start(Arc::new(disk), &setup());
     let mut device = daemon.connect(&options());
@@ -284,6 +287,92 @@ fn a_growth_that_fails_changes_nothing_for_the_guest() {
     assert_eq!(daemon.status().capacity_bytes, DISK_BYTES);
     // It never stopped: the counts go on.
     assert_eq!(chains(&daemon), 1);
+}
+
+#[test]
+fn front_ends_that_connect_in_a_loop_delay_no_announcement_of_the_capacity() {
+    let (disk, _directory) = file(DISK, FileOptions::default());
+    let daemon = Daemon::start(Arc::new(disk), &setup());
+    let mut device = daemon.connect(&options());
+    let mut channel = give_channel(&mut device);
+    device.write(0, &[1; 512]).unwrap();
+    let (done, socket) = (AtomicBool::new(false), daemon.socket());
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Relaxed) {
+                drop(UnixStream::connect(socket));
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        });
+        assert_eq!(
+            ask(&daemon, Command::Resize(Some(2 * DISK_BYTES))),
+            Answer::Resized(2 * DISK_BYTES)
+        );
+        let message = channel.read_exact(&mut [0; 12]);
+        done.store(true, Relaxed);
+        message.expect("CONFIG_CHANGE");
+    });
+}
+
+/// A disk that counts its resizes, and refuses them.
+struct Counting {
+    inner: Gate,
+    grows_in_block: bool,
+    resizes: Arc<AtomicUsize>,
+}
+
+impl Disk for Counting {
+    fn info(&self) -> backend::Info {
+        backend::Info { grows_in_block: self.grows_in_block, ..self.inner.info() }
+    }
+
+    fn resize(&self, _bytes: Option<u64>) -> Result<(), backend::ResizeError> {
+        self.resizes.fetch_add(1, Relaxed);
+        Err(backend::ResizeError::Fixed)
+    }
+
+    fn sync(&self) -> std::io::Result<()> {
+        self.inner.sync()
+    }
+
+    fn open_lane(&self) -> std::io::Result<Box<dyn backend::Lane>> {
+        self.inner.open_lane()
+    }
+
+    fn layers(&self) -> u8 {
+        self.inner.layers()
+    }
+}
+
+/// A write of a part of a block of O_DIRECT reads all of it first, and would write the old end of the disk back.
+#[test]
+fn a_disk_that_grows_within_a_block_has_no_request_in_flight_then() {
+    let grown = Some(2 * DISK_BYTES);
+    // Without a new size, as at each message of the kernel about a device, no queue stops before the look at it.
+    for (grows_in_block, bytes, is_drained) in
+        [(false, grown, false), (true, grown, true), (true, None, false)]
+    {
+        let (inner, permits) = Gate::new(Arc::new(Mem::new(DISK_BYTES).unwrap()));
+        let resizes = Arc::new(AtomicUsize::new(0));
+        let disk = Counting { inner, grows_in_block, resizes: Arc::clone(&resizes) };
+        let daemon = Daemon::of(disk);
+        let mut device = daemon.connect(&Options::default());
+        let layout = device.layout();
+        device.queue(0).submit(&Request::write(0, &[1; 512]), &layout).unwrap();
+        wait_until("the request is taken", || chains(&daemon) == 1);
+        let answer = daemon.control().post(Command::Resize(bytes));
+        match is_drained {
+            // With too little time the test passes, too.
+            true => std::thread::sleep(Duration::from_millis(50)),
+            false => wait_until("the resize", || resizes.load(Relaxed) == 1),
+        }
+        assert_eq!(resizes.load(Relaxed), usize::from(!is_drained));
+        permits.open();
+        assert!(matches!(answer.receive(common::LIMIT), Ok(Answer::Refused(_))));
+        assert_eq!(resizes.load(Relaxed), 1);
+        wait_until("the request is done", || device.queue(0).try_collect().unwrap().is_some());
+        device.write(1, &[2; 512]).unwrap();
+    }
 }
 
 /// A disk whose lanes cannot be opened any more.

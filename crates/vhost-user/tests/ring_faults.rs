@@ -63,7 +63,7 @@ fn one_descriptor(device: &mut Device, gpa: u64, len: u32, flags: u16, next: u16
 }
 
 #[test]
-fn an_observer_is_told_of_the_faulted_queue_and_the_front_end_is_signalled_all_the_same() {
+fn a_faulted_queue_reaches_the_observer_and_the_front_end() {
     let (notices, told) = std::sync::mpsc::channel();
     let setup = Setup { notices: Some(notices), ..two_queues() };
     let daemon = Daemon::start(Arc::new(mem()), &setup);

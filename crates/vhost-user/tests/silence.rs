@@ -28,7 +28,7 @@ fn a_silent_front_end_makes_room_for_the_next_one() {
 }
 
 #[test]
-fn a_silent_front_end_stays_while_nobody_waits() {
+fn a_silent_front_end_stays_while_no_other_one_waits() {
     let setup = Setup { patience: Duration::ZERO, ..Setup::default() };
     let daemon = Daemon::start(Arc::new(mem()), &setup);
     let silent = daemon.raw();
@@ -63,7 +63,7 @@ fn served_silent(next: impl FnOnce(&Daemon)) -> (Daemon, RawChannel) {
 }
 
 #[test]
-fn a_connection_that_was_closed_while_it_waited_evicts_nobody() {
+fn a_connection_that_was_closed_while_it_waited_evicts_none() {
     let (daemon, silent) = served_silent(|_| {});
     // The daemon has time to evict it; with too little time the test passes, too.
     std::thread::sleep(Duration::from_millis(50));

@@ -142,7 +142,7 @@ fn queues_with_an_in_flight_region_move_and_lose_nothing() {
 }
 
 #[test]
-fn a_moved_queue_finds_what_was_made_available_while_nobody_served_it() {
+fn a_moved_queue_finds_what_was_made_available_while_it_was_stopped() {
     if !kernel_or_skip() {
         return;
     }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The thread of a disk: serves one front-end after another until its stop is ordered.
 
-use crate::engine::Server;
 use crate::events::{Change, DiskEvents};
 use crate::os;
+use crate::server::Server;
 use crate::stop::Stop;
 use data_plane::OncePerSecond;
 use std::os::fd::AsFd;
@@ -31,11 +31,11 @@ pub(super) struct ConnectionPace {
 }
 
 impl ConnectionPace {
-    /// Counts a connection. Returns the time until it may be served.
+    /// Counts a connection. Returns the time until the next one may be served.
     fn wait(&mut self, now: Instant) -> Duration {
         let due = self.due.map_or(now, |due| due.max(now)) + INTERVAL;
         self.due = Some(due);
-        (due - now).saturating_sub(BURST * INTERVAL)
+        (due - now).saturating_sub((BURST - 1) * INTERVAL)
     }
 }
 
@@ -49,11 +49,11 @@ pub(super) struct FrontEnds {
 }
 
 impl FrontEnds {
-    /// Serves one front-end after another, first the one that is `connected`; others wait in the
-    /// backlog of the socket.
+    /// Serves one front-end after another, first the one that is `connected`; others wait.
     pub(super) fn serve_all(&mut self, listener: &UnixListener, connected: Option<UnixStream>) {
         let next = Next { listener: listener.as_fd(), patience: SILENCE_MAX };
-        self.serve_from(connected, next);
+        let first = connected.or_else(|| self.server.take_waiting());
+        self.serve_from(first, next);
         while !self.stop.asked() {
             let control = self.server.control_fd().unwrap_or(self.stop.as_fd());
             match os::wait_readable([listener.as_fd(), self.stop.as_fd(), control]) {
@@ -80,15 +80,15 @@ impl FrontEnds {
         }
     }
 
-    /// Serves `front_end`, and each that replaces a silent one.
+    /// Serves `front_end`, and each that has connected meanwhile.
     fn serve_from(&mut self, mut front_end: Option<UnixStream>, next: Next<'_>) {
-        while let Some(stream) = front_end {
+        while let Some(stream) = front_end.filter(|_| !self.stop.asked()) {
             self.serve_one(stream, Some(next));
             front_end = self.server.take_waiting();
         }
     }
 
-    /// Waits until the next connection may be served, and answers orders meanwhile.
+    /// Counts a connection, waits until the next one may be served, and answers orders meanwhile.
     fn wait_for_pace(&mut self) {
         let deadline = Instant::now() + self.pace.wait(Instant::now());
         while Instant::now() < deadline && !self.stop.asked() {
@@ -99,7 +99,6 @@ impl FrontEnds {
 
     /// Serves a front-end until its connection ends.
     pub(super) fn serve_one(&mut self, stream: UnixStream, next: Option<Next<'_>>) {
-        self.wait_for_pace();
         if let Err(error) = self.stop.watch(&stream) {
             tracing::error!(%error, "no descriptor is left for a front-end");
             self.server.forget_inherited();
@@ -128,6 +127,7 @@ impl FrontEnds {
             }
         };
         self.events.tell(&Change::Disconnected(reason));
+        self.wait_for_pace();
     }
 }
 
@@ -146,9 +146,9 @@ mod tests {
                     wait
                 })
                 .collect();
-            let (burst, rest) = waits.split_at(BURST as usize);
-            assert_eq!(burst, [Duration::ZERO; BURST as usize]);
-            assert_eq!(rest, [INTERVAL; 3]);
+            let (burst, rest) = waits.split_at(BURST as usize - 1);
+            assert_eq!(burst, [Duration::ZERO; BURST as usize - 1]);
+            assert_eq!(rest, [INTERVAL; 4]);
             now += BURST * INTERVAL;
         }
     }

@@ -11,10 +11,10 @@ use super::starting::Reservation;
 use super::{Disks, Entry, Image, Mode, NewDisk, Origin, growth};
 use crate::config;
 use crate::disk::{self, LockWait};
-use crate::engine::Server;
 use crate::events::{Change, DiskEvents};
 use crate::failure::Failure;
 use crate::options::DiskArgs;
+use crate::server::Server;
 use crate::socket::{Endpoint, Source};
 use crate::socket_file::SocketFile;
 use crate::stop::Stop;
@@ -190,7 +190,7 @@ impl Disks {
         let taken_over = device.map(|(state, descriptors)| server.take_over(state, descriptors));
         let connected = taken_over.transpose()?.flatten();
         let control = Arc::new(server.control().map_err(no_descriptor)?);
-        let stop = Arc::new(Stop::new().map_err(no_descriptor)?);
+        let stop = Arc::new(Stop::of(server.waiting()).map_err(no_descriptor)?);
         let events = self.observe(&name, &mut server);
         // The image may have taken its time: no socket appears after a removal.
         let free = reservation.check();

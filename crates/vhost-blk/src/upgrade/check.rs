@@ -8,7 +8,7 @@ use crate::disks::kept;
 use crate::failure::Failure;
 use crate::options::{DaemonArgs, DiskArgs, ProcessArgs, ServeArgs};
 use crate::socket::{self, Source};
-use crate::{disk_options, engine, wrappers};
+use crate::{disk_options, server, wrappers};
 use backend::file::OpenAs;
 use std::fmt::Display;
 use std::io;
@@ -48,7 +48,7 @@ pub fn check(args: &ServeArgs) -> Result<(), Failure> {
     let from = From::Served { opened: None, punches: only.punches() };
     let (info, open) = disk::examine(&args.disk, from)?;
     as_open(open)?;
-    only.device.check(&info, &engine::device_options(&args.disk)).map_err(cannot)
+    only.device.check(&info, &server::device_options(&args.disk)).map_err(cannot)
 }
 
 /// Checks that this program can take over from `daemon`, with the options `args`.
@@ -97,7 +97,7 @@ fn check_image(args: &DiskArgs, pid: u32, disk: &DiskState) -> Result<(), Failur
             disk::examine(args, from)?.0
         }
     };
-    disk.device.check(&info, &engine::device_options(args)).map_err(cannot)
+    disk.device.check(&info, &server::device_options(args)).map_err(cannot)
 }
 
 /// The options of a disk of `daemon`.

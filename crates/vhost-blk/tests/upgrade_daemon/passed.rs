@@ -3,8 +3,9 @@
 
 use crate::loads::{add_passed, file, image, write_and_read};
 use crate::rig::Rig;
-use driver::{Device, Options, Request};
+use driver::{Device, Options, RawChannel, Request};
 use serde_json::{Value, json};
+use std::time::Duration;
 
 #[test]
 fn each_disk_keeps_its_pause_its_limits_its_cache_mode_its_rules_for_errors_and_its_counters() {
@@ -250,4 +251,19 @@ fn a_subscription_of_events_ends_with_the_program_and_a_new_one_holds() {
     rig.ok("pause a");
     let names = [(); 2].map(|()| raw.next_event()["event"].clone());
     assert_eq!(names, ["upgraded", "paused"]);
+}
+
+#[test]
+fn a_front_end_that_waits_is_served_by_the_new_program() {
+    const GET_FEATURES: u32 = 1;
+    let rig = Rig::new();
+    rig.add("a", "");
+    let guest = rig.guest("a");
+    let waiting = RawChannel::connect(rig.path("a.sock")).unwrap();
+    waiting.message(GET_FEATURES, &[], &[]).unwrap();
+    // The daemon has time to accept it; in the backlog it would pass on with the socket.
+    std::thread::sleep(Duration::from_millis(100));
+    rig.upgrade();
+    drop(guest);
+    assert!(waiting.reply(Duration::from_secs(60)).unwrap().value().is_some());
 }

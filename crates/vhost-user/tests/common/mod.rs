@@ -118,6 +118,10 @@ impl Daemon {
                     let outcome = device.serve(stream, Some(next));
                     let _ = told.send(outcome.map_err(|why| why.to_string()));
                     front_end = device.take_waiting();
+                    // The connection that wakes this thread for its end may have come meanwhile.
+                    if stopped.load(Ordering::Acquire) {
+                        return;
+                    }
                 }
             }
         };
@@ -217,7 +221,8 @@ impl OneThread {
     }
 }
 
-fn make_device(disk: Arc<dyn Disk>, setup: &Setup, plane: UringPlane) -> vhost_user::Device {
+/// A device of `disk` with these data planes.
+pub fn make_device(disk: Arc<dyn Disk>, setup: &Setup, plane: UringPlane) -> vhost_user::Device {
     let kernel = KernelOptions {
         batch_size: None,
         path: data_plane::DEVICE_PATH.into(),

@@ -187,7 +187,7 @@ fn anonymous_descriptors_that_are_no_eventfds_are_refused() {
 }
 
 #[test]
-fn a_call_eventfd_that_is_full_does_not_stop_the_queue() {
+fn a_call_eventfd_that_is_full_is_accepted_and_called_at_a_restart() {
     once(Mischief::running, |m| {
         let full = EventFd::new(0).unwrap();
         full.write(u64::MAX - 1).unwrap();

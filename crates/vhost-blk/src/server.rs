@@ -12,7 +12,7 @@ use data_plane::{
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use vhost_user::{Control, Device, DeviceOptions, DeviceState, Next, Notice};
+use vhost_user::{Control, Device, DeviceOptions, DeviceState, Next, Notice, Waiting};
 
 /// Serves front-ends, one at a time.
 pub struct Server {
@@ -138,7 +138,12 @@ impl Server {
         self.device.forget_inherited();
     }
 
-    /// The front-end that takes the place of a silent one.
+    /// The front-ends that wait, for another thread that ends the disk.
+    pub fn waiting(&self) -> Waiting {
+        self.device.waiting()
+    }
+
+    /// The first of the front-ends that have connected meanwhile.
     pub fn take_waiting(&mut self) -> Option<UnixStream> {
         self.device.take_waiting()
     }
