@@ -101,6 +101,7 @@ fn view(options: &[u8]) -> DiskView {
         secure_erase: limits,
         io_poll: false,
         submission_blocks: false,
+        grows_in_block: false,
     };
     // FLUSH, DISCARD, WRITE_ZEROES and SECURE_ERASE are bits 9 to 16.
     let features = u64::from(u16::from_le_bytes([options[0], options[1]])) << 9;

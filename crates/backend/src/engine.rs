@@ -77,12 +77,14 @@ pub enum Op {
         /// Time until the event.
         delay: Duration,
     },
+    /// Makes the event of the [`Op::Timer`] with this token come at once, with any result. Has no event of its own.
+    EndTimer,
 }
 
 /// The engine of one data-plane thread. A full engine submits and then accepts the operation.
 pub trait Engine {
     /// Accepts `op`. The engine's owner delivers the result to [`crate::Lane::event`] with `token`.
-    /// At most one operation of a (slot, layer) pair is outstanding.
+    /// At most one operation of a (slot, layer) pair is outstanding, [`Op::EndTimer`] aside.
     fn push(&mut self, op: Op, token: Token);
 
     /// A handle with which another thread delivers an event to a lane of this engine. It counts as

@@ -98,6 +98,8 @@ pub struct Info {
     /// The storage may keep a thread that submits an I/O without waiting for it: the engine submits
     /// from another thread.
     pub submission_blocks: bool,
+    /// A growth writes a block that requests in flight may write back as it was: none may be in flight then.
+    pub grows_in_block: bool,
 }
 
 impl Info {
@@ -120,6 +122,7 @@ impl Info {
             secure_erase: any_range,
             io_poll: false,
             submission_blocks: false,
+            grows_in_block: false,
         }
     }
 }

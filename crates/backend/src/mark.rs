@@ -138,7 +138,8 @@ pub(crate) fn refusal_of_writer(file: &File, path: &Path) -> Result<Option<Marke
     let unknown = |source| LockError::MarkUnknown { path: path.to_owned(), source };
     let found = refusal(file, path).map_err(unknown)?;
     if found.is_none() && matches!(get(file, OVERLAY), Ok(Some(_))) {
-        remove(file, OVERLAY).map_err(unknown)?;
+        let removed = fremovexattr(file, OVERLAY).map_err(io::Error::from);
+        removed.and_then(|()| file.sync_all()).map_err(unknown)?;
     }
     Ok(found)
 }
@@ -174,7 +175,8 @@ pub fn set_in_use(file: &File, mark: InUse) -> io::Result<()> {
     let value = if mark == InUse::Sound { SOUND } else { LEAKS };
     match set(file, IN_USE, Path::new(value)) {
         Err(error) if error.kind() == io::ErrorKind::Unsupported => Ok(()),
-        done => done,
+        Err(error) => Err(error),
+        Ok(()) => file.sync_all(),
     }
 }
 
@@ -209,33 +211,35 @@ fn path_of(read: impl FnOnce(&mut [u8]) -> Result<usize, Errno>) -> Result<PathB
     Ok(OsString::from_vec(path).into())
 }
 
+/// Sets a mark. The caller makes it durable.
 fn set(file: &File, name: &str, path: &Path) -> io::Result<()> {
-    fsetxattr(file, name, path.as_os_str().as_bytes(), XattrFlags::empty())?;
-    file.sync_all()
-}
-
-fn remove(file: &File, name: &str) -> io::Result<()> {
-    fremovexattr(file, name)?;
-    file.sync_all()
-}
-
-/// Removes a mark that the file may have. A mark that cannot be read may be there.
-fn remove_if_any(file: &File, name: &str) -> io::Result<()> {
-    match get(file, name) {
-        Ok(Some(_)) => remove(file, name),
-        Ok(None) => Ok(()),
-        Err(error) if error.kind() == io::ErrorKind::Unsupported => Ok(()),
-        Err(error) => Err(error),
-    }
+    Ok(fsetxattr(file, name, path.as_os_str().as_bytes(), XattrFlags::empty())?)
 }
 
 impl ImageFile {
+    /// Removes a mark, durably.
+    fn remove(&self, name: &str) -> io::Result<()> {
+        fremovexattr(self.as_file(), name)?;
+        self.sync_all()
+    }
+
+    /// Removes a mark that the file may have. A mark that cannot be read may be there.
+    fn remove_if_any(&self, name: &str) -> io::Result<()> {
+        match get(self.as_file(), name) {
+            Ok(Some(_)) => self.remove(name),
+            Ok(None) => Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::Unsupported => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Marks the file as the backing file of `overlay`, durably.
     ///
     /// # Errors
     /// The error of the system call; the file may have the mark then.
     pub fn mark(&self, overlay: &Path) -> io::Result<()> {
-        set(self.as_file(), OVERLAY, overlay)
+        set(self.as_file(), OVERLAY, overlay)?;
+        self.sync_all()
     }
 
     /// Removes the mark of [`ImageFile::mark`], durably.
@@ -243,7 +247,7 @@ impl ImageFile {
     /// # Errors
     /// The error of the system call.
     pub fn unmark(&self) -> io::Result<()> {
-        remove(self.as_file(), OVERLAY)
+        self.remove(OVERLAY)
     }
 
     /// The command that does the same as [`ImageFile::unmark`], for an operator.
@@ -291,7 +295,8 @@ impl ImageFile {
     pub fn mark_merged(&self, backing: &Path) -> io::Result<bool> {
         match set(self.as_file(), MERGED, backing) {
             Err(error) if error.kind() == io::ErrorKind::Unsupported => Ok(false),
-            done => done.map(|()| true),
+            Err(error) => Err(error),
+            Ok(()) => self.sync_all().map(|()| true),
         }
     }
 
@@ -300,7 +305,7 @@ impl ImageFile {
     /// # Errors
     /// The error of the system call.
     pub fn unmark_merged(&self) -> io::Result<()> {
-        remove_if_any(self.as_file(), MERGED)
+        self.remove_if_any(MERGED)
     }
 
     /// The command that does the same as [`ImageFile::unmark_merged`], for an operator.
@@ -320,7 +325,7 @@ impl ImageFile {
         let path = storage.as_os_str().as_bytes();
         // Apart from the sync, whose want of space is an error.
         match fsetxattr(self.as_file(), MOVED, path, XattrFlags::empty()) {
-            Ok(()) => self.as_file().sync_all().map(|()| true),
+            Ok(()) => self.sync_all().map(|()| true),
             Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::NOSPC | Errno::DQUOT) => Ok(false),
             Err(error) => Err(error.into()),
         }
@@ -331,7 +336,7 @@ impl ImageFile {
     /// # Errors
     /// The error of the system call.
     pub fn unmark_moved(&self) -> io::Result<()> {
-        remove_if_any(self.as_file(), MOVED)
+        self.remove_if_any(MOVED)
     }
 
     /// The command that does the same as [`ImageFile::unmark_moved`], for an operator.

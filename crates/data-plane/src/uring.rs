@@ -299,6 +299,12 @@ impl Engine for LaneEngine<'_> {
                 let entry = uring.timer(delay).user_data(user_data);
                 return uring.push_entry(&entry);
             }
+            Op::EndTimer => {
+                let timer = Event::Timer { disk, token }.to_user_data();
+                let entry = opcode::TimeoutRemove::new(timer).build();
+                let entry = entry.flags(squeue::Flags::SKIP_SUCCESS);
+                return uring.push_entry(&entry.user_data(Event::Ignored.to_user_data()));
+            }
         };
         let user_data = match op {
             Op::Fdatasync { .. } | Op::Fallocate { .. } => {

@@ -97,6 +97,8 @@ use std::time::Duration;
 use storage::{Log, Store};
 use versions::{User, Versions};
 
+const PAGE_BYTES: u32 = 4096;
+
 /// A disk in a qcow2 image.
 pub struct Qcow2Disk {
     files: Vec<Arc<File>>,
@@ -242,12 +244,15 @@ impl Qcow2Disk {
     /// The same; the log gets all changes of the image.
     pub(crate) fn logged(
         path: &Path,
-        files: Vec<Arc<File>>,
+        mut files: Vec<Arc<File>>,
         links: &[Link],
         options: &Qcow2Options,
         log: Option<Log>,
     ) -> Result<Qcow2Disk, Qcow2Error> {
         let header = header_of(path, links, options)?;
+        // Backing files are only read.
+        let top = Arc::get_mut(&mut files[0]).expect("nothing else has the file yet");
+        top.bound_direct_blocks(header.cluster_bytes);
         let opened = chain::open(links, !options.file.read_only, log)?;
         let versions = Arc::new(Versions::default());
         let image =
@@ -414,8 +419,11 @@ fn header_of<'a>(
 
 impl Disk for Qcow2Disk {
     fn info(&self) -> Info {
-        let capacity_sectors = self.capacity_bytes.load(Ordering::Relaxed) / 512;
-        Info { capacity_sectors, ..self.info.clone() }
+        let capacity_bytes = self.capacity_bytes.load(Ordering::Relaxed);
+        // A growth zeroes the rest of the last cluster, by pages of the page cache where holes are refused.
+        let block_bytes = self.info.physical_block_bytes.max(PAGE_BYTES);
+        let grows_in_block = !capacity_bytes.is_multiple_of(block_bytes.into());
+        Info { capacity_sectors: capacity_bytes / 512, grows_in_block, ..self.info.clone() }
     }
 
     fn resize(&self, bytes: Option<u64>) -> Result<(), ResizeError> {

@@ -23,7 +23,7 @@ impl Engine for Shifted<'_> {
                 Op::Fallocate { file: place(file), mode, offset, len }
             }
             Op::Discard { file, offset, len } => Op::Discard { file: place(file), offset, len },
-            Op::Nop | Op::Timer { .. } => op,
+            Op::Nop | Op::Timer { .. } | Op::EndTimer => op,
         };
         self.engine.push(op, Token { slot: token.slot, layer: self.layer });
     }

@@ -64,7 +64,7 @@ impl SyncEngine {
             Op::Discard { file, offset, len } => {
                 as_result(sys::device_discard(&self.files[file.0 as usize], offset, len))
             }
-            Op::Nop | Op::Timer { .. } => 0,
+            Op::Nop | Op::Timer { .. } | Op::EndTimer => 0,
         }
     }
 
@@ -106,6 +106,10 @@ impl Engine for SyncEngine {
     fn push(&mut self, op: Op, token: Token) {
         match op {
             Op::Timer { delay } => self.timers.push((Instant::now() + delay, token)),
+            Op::EndTimer => {
+                let of_token = self.timers.iter_mut().filter(|(_, other)| *other == token);
+                of_token.for_each(|(due, _)| *due = Instant::now());
+            }
             op => self.queue.push_back((op, token)),
         }
     }

@@ -15,7 +15,7 @@ use super::bounce::BouncePool;
 use super::piece::{DirectAlign, widened};
 use super::range_lock::RangeLock;
 use super::results::Next;
-use super::sync::{self, SyncEnd, SyncFailure, Syncs};
+use super::sync::{self, Part, SyncEnd, SyncFailure, Syncs};
 use super::write_cache::WriteCache;
 use super::zeroes::ZeroLists;
 use crate::lock::ImageFile;
@@ -27,6 +27,7 @@ use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
+use std::time::Instant;
 
 pub(super) const FILE: FileIndex = FileIndex(0);
 /// The same file through the page cache, for its tail (see [`super::piece`]).
@@ -51,7 +52,7 @@ pub(super) enum Stage {
     Store = 6,
     /// An earlier writer of the same blocks is not done: its end continues the I/O.
     WaitRange = 7,
-    /// Waits for a sync ([`Syncs`]). The next event is the end of one that started later.
+    /// Waits for a sync ([`Syncs`]). The next event is the end of one that started later, or of its timer.
     WaitSync = 8,
     /// Discard command of a device.
     Discard = 9,
@@ -108,6 +109,8 @@ pub(super) struct LaneLimits {
     pub(super) discard: Option<DiscardBy>,
     /// WRITE_ZEROES may free space.
     pub(super) unmap: bool,
+    /// The open file has O_DIRECT, and I/O goes through another one without it.
+    pub(super) avoids_direct: bool,
     /// The file is in memory: see [`FileLane::run_now`].
     pub(super) in_memory: bool,
 }
@@ -123,19 +126,6 @@ pub(super) struct Shared {
     pub(super) writers: RangeLock,
     /// Number of times that the lock of the image was given up.
     pub(super) handovers: AtomicU32,
-}
-
-impl Shared {
-    /// Makes all completed writes durable.
-    ///
-    /// # Errors
-    /// The errno of a sync that failed, now or earlier: a completed write may be lost.
-    pub(super) fn sync(&self) -> io::Result<()> {
-        if let Err(error) = self.file.sync_data() {
-            self.sync_failure.remember(error.raw_os_error().unwrap_or(libc::EIO), &self.name);
-        }
-        self.sync_failure.check().map_err(io::Error::other)
-    }
 }
 
 /// The lane of a [`super::File`].
@@ -158,8 +148,8 @@ impl FileLane {
         let has_tail = limits.tail < limits.capacity_bytes;
         let open_again = || sync::open_again(&shared.file, limits.read_only, 0);
         Ok(FileLane {
-            cached: has_tail.then(open_again).transpose()?,
-            syncs: Syncs::of(&shared.file, limits.read_only)?,
+            cached: (has_tail || limits.avoids_direct).then(open_again).transpose()?,
+            syncs: Syncs::of(&shared, limits.read_only)?,
             shared,
             limits,
             bounce: BouncePool::new(align as usize),
@@ -263,12 +253,16 @@ impl FileLane {
     ) -> Step {
         if Stage::of(io) == Stage::Sync {
             let has_run = outcome != Err(IoError::Errno(libc::ECANCELED));
-            let SyncEnd { followers, leader } = self.syncs.end(slot, has_run);
+            let end = self.syncs.end(slot, has_run, Instant::now());
+            let SyncEnd { followers, leader, gathers } = end;
             for slot in followers {
                 engine.push(Op::Nop, Token { slot, layer: 0 });
             }
             if let Some(slot) = leader {
                 engine.push(Self::SYNC, Token { slot, layer: 0 });
+            }
+            if let Some((slot, delay)) = gathers {
+                engine.push(Op::Timer { delay }, Token { slot, layer: 0 });
             }
         }
         self.release(io);
@@ -309,6 +303,19 @@ impl FileLane {
         }
     }
 
+    /// Continues an I/O that has waited for a sync.
+    fn end_wait_for_sync(&mut self, io: &mut Io, slot: Slot, engine: &mut dyn Engine) -> Step {
+        match self.syncs.event(slot, Instant::now()) {
+            Part::Ended => self.finish(io, slot, self.shared.sync_failure.check(), engine),
+            Part::Waits | Part::Gathers(_) => Step::Pending,
+            Part::Leads => {
+                io.stage = Stage::Sync.with_retries(0);
+                engine.push(Self::SYNC, Token { slot, layer: 0 });
+                Step::Pending
+            }
+        }
+    }
+
     /// Continues I/Os for which bounce buffers have become free.
     #[inline]
     fn end_waits(&mut self, engine: &mut dyn Engine) {
@@ -337,14 +344,18 @@ impl FileLane {
                 return self.finish(io, slot, outcome, engine);
             }
         }
+        if let Some(slot) = self.syncs.take_late_timer() {
+            engine.push(Op::EndTimer, Token { slot, layer: 0 });
+        }
         Step::Pending
     }
 }
 
 impl Lane for FileLane {
     fn files(&self) -> Vec<RawFd> {
-        let data = self.shared.file.as_raw_fd();
-        let cached = self.cached.as_ref().map_or(data, AsRawFd::as_raw_fd);
+        let own = self.shared.file.as_raw_fd();
+        let cached = self.cached.as_ref().map_or(own, AsRawFd::as_raw_fd);
+        let data = if self.limits.avoids_direct { cached } else { own };
         vec![data, cached, self.syncs.fd()]
     }
 
@@ -376,11 +387,13 @@ impl Lane for FileLane {
         if Self::ends_transfer(io, result) {
             return Step::Done(Ok(()));
         }
-        if Stage::of(io) == Stage::WaitSync {
+        let waits = Stage::of(io) == Stage::WaitSync;
+        if waits && self.syncs.leads(token.slot) {
             io.stage = Stage::Sync.with_retries(0);
         }
         let step = match Stage::of(io) {
             Stage::WaitBounce => self.begin_with_bounce(io, token.slot, engine),
+            Stage::WaitSync => self.end_wait_for_sync(io, token.slot, engine),
             _ => match self.take_result(io, result) {
                 Next::End(outcome) => self.finish(io, token.slot, outcome, engine),
                 Next::Op => self.advance(io, token.slot, engine),
@@ -426,6 +439,7 @@ mod tests {
             read_only: false,
             discard: Some(discard),
             unmap: true,
+            avoids_direct: false,
             in_memory: false,
         };
         FileLane::new(Arc::new(shared), limits).expect("a lane")

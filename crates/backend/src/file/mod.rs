@@ -4,6 +4,7 @@
 mod adopt;
 mod bounce;
 mod error;
+mod gather;
 mod image_lock;
 mod lane;
 mod ops;
@@ -169,7 +170,7 @@ impl File {
         if facts.read_only && !options.read_only {
             return Err(FileError::ReadOnlyDevice { path: path.into() });
         }
-        let block = logical_block(path, &options, &facts)?;
+        let block = probe::logical_block(path, &options, &facts)?;
         let size = match options.container {
             true => Size::of_container(),
             false => Size::of(facts.size_bytes, block, facts.direct),
@@ -393,18 +394,6 @@ fn open_file(path: &Path, options: &FileOptions) -> Result<(fs::File, bool), Fil
     Ok((open(0).map_err(failed)?, false))
 }
 
-fn logical_block(path: &Path, options: &FileOptions, facts: &Facts) -> Result<u32, FileError> {
-    let wanted = options.logical_block_bytes.unwrap_or(facts.logical_block);
-    if !wanted.is_power_of_two() || !(512..=65536).contains(&wanted) {
-        return Err(FileError::BlockSize { wanted });
-    }
-    if wanted < facts.logical_block {
-        let (path, least) = (path.into(), facts.logical_block);
-        return Err(FileError::BlockTooSmall { path, wanted, least });
-    }
-    Ok(wanted)
-}
-
 fn lane_limits(options: &FileOptions, facts: &Facts, size: &Size, block: u32) -> LaneLimits {
     let frees = options.discard && !options.read_only;
     LaneLimits {
@@ -415,6 +404,7 @@ fn lane_limits(options: &FileOptions, facts: &Facts, size: &Size, block: u32) ->
         read_only: options.read_only,
         discard: (frees && facts.discard.is_some()).then_some(facts.discard_by),
         unmap: frees && facts.zeroing_unmaps,
+        avoids_direct: false,
         in_memory: facts.in_memory,
     }
 }
@@ -450,6 +440,7 @@ fn describe(
         secure_erase: None,
         io_poll: facts.io_poll,
         submission_blocks: facts.submission_blocks,
+        grows_in_block: false,
     }
 }
 

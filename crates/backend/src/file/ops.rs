@@ -3,9 +3,11 @@
 
 use super::lane::{CACHED, FILE, FileLane, SYNCED, Stage};
 use super::piece::{WritePiece, widened, write_piece};
+use super::sync::Part;
 use super::sys;
 use crate::{Io, IoError, IoKind, Op, Slot};
 use std::ops::Range;
+use std::time::Instant;
 
 /// Maximum segments of one system call.
 const SEGMENTS_MAX: u32 = libc::UIO_MAXIOV as u32;
@@ -92,14 +94,18 @@ impl FileLane {
 
     pub(super) const SYNC: Op = Op::Fdatasync { file: SYNCED };
 
-    /// A sync; `None` if it waits for the end of another one. Fails if an earlier sync has failed.
+    /// A sync, or the timer of a wait for others; `None` if it waits for the end of another one. Fails if an earlier sync has failed.
     fn start_sync(&mut self, io: &mut Io, slot: Slot) -> Result<Option<Op>, IoError> {
         self.shared.sync_failure.check()?;
-        let leads = self.syncs.lead(slot);
-        if !leads {
+        let part = self.syncs.enter(slot, Instant::now());
+        if part != Part::Leads {
             io.stage = Stage::WaitSync.with_retries(0);
         }
-        Ok(leads.then_some(Self::SYNC))
+        Ok(match part {
+            Part::Leads => Some(Self::SYNC),
+            Part::Gathers(delay) => Some(Op::Timer { delay }),
+            Part::Waits | Part::Ended => None,
+        })
     }
 
     /// Returns whether a write-through write is a write plus a separate sync. With the page cache,

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Probes the properties of an open file or block device.
 
+use super::FileOptions;
+use super::error::FileError;
 use super::lane::DiscardBy;
 use super::piece::DirectAlign;
 use super::write_cache::WriteCache;
@@ -9,7 +11,7 @@ use crate::RangeLimits;
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Maximum length of a range command in sectors (1 GiB). The device announces less; see
 /// `virtio_blk::ZEROED_SECTORS_MAX`.
@@ -100,6 +102,46 @@ fn probe_regular(
         io_poll: false,
         submission_blocks: stack::blocks_submitters(meta.dev()),
     })
+}
+
+/// The logical block size in bytes: the wanted one, if the storage permits it.
+pub(super) fn logical_block(
+    path: &Path,
+    options: &FileOptions,
+    facts: &Facts,
+) -> Result<u32, FileError> {
+    let wanted = options.logical_block_bytes.unwrap_or(facts.logical_block);
+    if !wanted.is_power_of_two() || !(512..=65536).contains(&wanted) {
+        return Err(FileError::BlockSize { wanted });
+    }
+    if wanted < facts.logical_block {
+        let (path, least) = (path.into(), facts.logical_block);
+        return Err(FileError::BlockTooSmall { path, wanted, least });
+    }
+    Ok(wanted)
+}
+
+impl super::File {
+    /// Uses the page cache if O_DIRECT writes larger blocks than `bytes`, the unit in which an image format uses the
+    /// file. A write of a part of a block reads all of it, and later writes it back with what it has read: with the
+    /// old content of other units, which other writers may have changed meanwhile.
+    pub fn bound_direct_blocks(&mut self, bytes: u64) {
+        let Some(DirectAlign { write, .. }) = self.limits.direct else { return };
+        if u64::from(write) <= bytes || self.limits.read_only {
+            return;
+        }
+        self.limits.direct = None;
+        self.limits.avoids_direct = true;
+        self.info.memory_align_bytes = 1;
+        if let Some(kind) = self.info.description.strip_suffix("(direct)") {
+            self.info.description = format!("{kind}(cached)");
+        }
+        self.notices.push(format!(
+            "O_DIRECT writes blocks of {write} bytes in {}, and its clusters have {bytes}: using the \
+             host's page cache (convert the image to larger clusters, or silence this by `--direct off`)",
+            self.path.display()
+        ));
+    }
 }
 
 /// Returns whether the file system punches holes. Tries it far above the end of the file: another

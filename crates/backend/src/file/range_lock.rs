@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_overtakes() {
+    fn no_writer_overtakes() {
         let mut writers = Writers::default();
         assert!(writers.enter(0..4096, false) && !writers.enter(0..4096, true));
         assert!(!writers.enter(0..4096, false), "it would keep the read-modify-write waiting");

@@ -36,9 +36,9 @@ impl FileLane {
             Stage::Fill => self.filled(io, result as u64),
             Stage::Store => self.stored(io, result as u64),
             Stage::Punch | Stage::ZeroRange | Stage::Discard => self.written(io, true),
-            Stage::Sync | Stage::WaitSync => Next::End(self.shared.sync_failure.check()),
+            Stage::Sync => Next::End(self.shared.sync_failure.check()),
             Stage::WaitRange => self.waited(io),
-            Stage::WaitBounce => unreachable!("its event takes the buffer and has no result"),
+            Stage::WaitBounce | Stage::WaitSync => unreachable!("its event has no result"),
         }
     }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The system calls that `std` does not wrap.
-// UNSAFETY: ioctl, statx, fallocate and posix_fadvise are foreign functions; a safe function wraps each.
+// UNSAFETY: ioctl, statx, fallocate, sync_file_range and posix_fadvise are foreign functions; a safe function wraps each.
 #![expect(unsafe_code)]
 
 use super::piece::DirectAlign;
@@ -11,6 +11,19 @@ use std::os::fd::AsRawFd;
 
 const BLKGETSIZE64: libc::Ioctl = 0x8008_1272; // _IOR(0x12, 114, size_t)
 const BLKROGET: libc::Ioctl = 0x125e; // _IO(0x12, 94)
+
+/// Reports a write of the page cache that the storage has failed since the last report through this open file. Does
+/// neither write nor wait.
+pub(super) fn check_written(file: &File) -> io::Result<()> {
+    // A wait for writes checks for errors, and nothing is written there.
+    const BEHIND_EVERYTHING: i64 = 1 << 62;
+    let flags = libc::SYNC_FILE_RANGE_WAIT_BEFORE;
+    // SAFETY: takes numbers only.
+    match unsafe { libc::sync_file_range(file.as_raw_fd(), BEHIND_EVERYTHING, 1, flags) } {
+        -1 => Err(io::Error::last_os_error()),
+        _ => Ok(()),
+    }
+}
 
 /// Size of a block device in bytes.
 pub(super) fn device_bytes(file: &File) -> io::Result<u64> {

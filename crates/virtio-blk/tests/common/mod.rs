@@ -56,6 +56,7 @@ pub fn info() -> Info {
         secure_erase: limits(300, 16),
         io_poll: false,
         submission_blocks: false,
+        grows_in_block: false,
     }
 }
 

@@ -92,6 +92,7 @@ impl Disk for Journal {
             secure_erase: None,
             io_poll: false,
             submission_blocks: false,
+            grows_in_block: false,
         }
     }
 
