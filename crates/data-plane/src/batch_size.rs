@@ -150,7 +150,7 @@ impl BatchSize {
     /// that one of their queues had just before (`depth`). `in_storage`: the requests of the thread that the storage had
     /// between the two; without any, the size makes no difference.
     #[inline]
-    pub(crate) fn turned(
+    pub(crate) fn record_turn(
         &mut self,
         submitted: usize,
         (finished, depth): (u64, u64),
@@ -408,7 +408,7 @@ mod tests {
             if batch_size.wants_depth() && requests < depth {
                 batch_size.left_chain();
             }
-            batch_size.turned(requests, (requests as u64, requests as u64), requests);
+            batch_size.record_turn(requests, (requests as u64, requests as u64), requests);
             batch_size.window.requests = WINDOW_REQUESTS_MIN * requests as u64;
             batch_size.look(now);
         }
@@ -453,14 +453,14 @@ mod tests {
     #[test]
     fn a_fixed_size_counts_no_window_of_a_survey_or_trial() {
         let mut batch_size = BatchSize::new(Some(7));
-        (0..10_000).for_each(|_| batch_size.turned(7, (7, 7), 7));
+        (0..10_000).for_each(|_| batch_size.record_turn(7, (7, 7), 7));
         assert_eq!((batch_size.size(), batch_size.turns()), (7, 0));
     }
 
     #[test]
     fn many_shallow_queues_are_no_deep_one() {
         let mut batch_size = BatchSize::new(None);
-        batch_size.turned(8, (8, 1), 8);
+        batch_size.record_turn(8, (8, 1), 8);
         assert!(!batch_size.is_deep());
     }
 }

@@ -64,7 +64,7 @@ impl CompletionBatch {
 
     /// Starts a new batch after a publication. Returns the requests of the old one.
     #[inline]
-    pub(crate) fn published(&mut self) -> u64 {
+    pub(crate) fn take_published(&mut self) -> u64 {
         self.unpublished_bytes = 0;
         if self.unpublished >= self.limit {
             self.limit = (self.limit * 2).min(BATCH_MAX);
@@ -89,7 +89,7 @@ mod tests {
             batch.pushed();
             pushed += 1;
         }
-        batch.published();
+        batch.take_published();
         pushed
     }
 
@@ -114,7 +114,7 @@ mod tests {
         assert!(!batch.is_full());
         batch.moved(512);
         assert!(batch.is_full());
-        batch.published();
+        batch.take_published();
         assert!(!batch.is_full());
     }
 

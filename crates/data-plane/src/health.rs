@@ -4,6 +4,15 @@
 //! All threads of a disk share one [`Health`]. A request whose error halts the disk stays in flight
 //! ([`Verdict::Keep`]), and no queue takes a chain until [`Health::resume`]. The queues then carry
 //! the kept requests out before any other.
+//!
+//! | Halted | A FLUSH has failed | A request fails | A FLUSH fails |
+//! |---|---|---|---|
+//! | no | no | halts, is kept | halts, is reported: a FLUSH has failed |
+//! | yes | no | is kept | is reported: a FLUSH has failed |
+//! | yes | yes | is kept | is reported |
+//! | no | yes | halts, is kept | is reported |
+//!
+//! [`Health::resume`] ends a halt, and [`Health::take_failed_flush`] forgets the FLUSH: the disk has other storage.
 
 use crate::error_rules::{ErrorPolicies, ErrorPolicy, ErrorRules};
 use crate::failure::{FailureKind, Failures, StorageFailure};
@@ -275,7 +284,7 @@ impl Health {
         };
         match (halts, kind) {
             (false, _) => Verdict::Report,
-            (true, Kind::Flush) => match self.flush_failed.swap(true, Relaxed) {
+            (true, Kind::Flush) => match self.flush_failed.load(Relaxed) {
                 false => Verdict::ReportAndHalt,
                 true => Verdict::Report,
             },
@@ -298,16 +307,13 @@ impl Health {
         self.policies().others != ErrorPolicy::Report && !self.flush_failed.load(Relaxed)
     }
 
-    /// Takes note that the kernel module has halted the disk, as [`Health::judge`] would.
-    pub(crate) fn halted_by_kernel(&self, kind: Kind, error: IoError) {
-        self.judge(kind, error);
-        self.halt(kind, error);
-    }
-
     /// Halts the disk because a request of this kind has failed. Only the first failure is reported.
     pub(crate) fn halt(&self, kind: Kind, error: IoError) {
         let reason = {
             let mut report = self.lock();
+            if kind == Kind::Flush {
+                self.flush_failed.store(true, Relaxed);
+            }
             if report.halt.is_some() {
                 return;
             }
@@ -325,7 +331,7 @@ impl Health {
     }
 
     /// Takes note that the storage has failed requests, and logs the first one of a second.
-    pub(crate) fn failed(&self, failure: StorageFailure) {
+    pub(crate) fn record_failure(&self, failure: StorageFailure) {
         if let Some(StorageFailure { operation, sector, requests, reason, .. }) =
             self.count(failure)
         {
@@ -353,7 +359,7 @@ impl Health {
     }
 
     /// Takes note that a request of a queue is in flight for longer than the time limit.
-    pub(crate) fn stalled(&self, queue: u16, age: Duration) {
+    pub(crate) fn record_stall(&self, queue: u16, age: Duration) {
         {
             let mut report = self.lock();
             report.stalled.insert(queue, SystemTime::now());
@@ -365,7 +371,7 @@ impl Health {
     }
 
     /// Takes note that no request of a queue is beyond the time limit any more.
-    pub(crate) fn recovered(&self, queue: u16) {
+    pub(crate) fn record_recovery(&self, queue: u16) {
         self.lock().stalled.remove(&queue);
         tracing::info!(queue, "the storage answers again");
         self.report_event(&HealthEvent::Recovered(queue));
@@ -395,99 +401,4 @@ fn name(kind: Kind) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use std::sync::Arc;
-
-    const WRITE: Kind = Kind::Write { sector: 8, bytes: 512, durable: false };
-    const NO_SPACE: IoError = IoError::Errno(libc::ENOSPC);
-    const BROKEN: IoError = IoError::Errno(libc::EIO);
-
-    #[test]
-    fn the_policy_decides_which_errors_halt() {
-        use ErrorPolicy::{Enospc, Report, Stop};
-        for (policy, error, verdict) in [
-            (Report, NO_SPACE, Verdict::Report),
-            (Enospc, NO_SPACE, Verdict::Keep),
-            (Enospc, IoError::Errno(libc::EDQUOT), Verdict::Keep),
-            (Enospc, BROKEN, Verdict::Report),
-            (Enospc, IoError::EndOfStorage, Verdict::Report),
-            (Stop, NO_SPACE, Verdict::Keep),
-            (Stop, BROKEN, Verdict::Keep),
-            (Stop, IoError::EndOfStorage, Verdict::Keep),
-            (Stop, IoError::Unsupported, Verdict::Report),
-        ] {
-            assert_eq!(
-                Health::new(policy, None).judge(WRITE, error),
-                verdict,
-                "{policy:?} {error}"
-            );
-        }
-    }
-
-    #[test]
-    fn reads_have_a_policy_of_their_own_which_the_operator_changes() {
-        use ErrorPolicy::{Report, Stop};
-        let read = Kind::Read { sector: 8, bytes: 512 };
-        let health = Health::new(ErrorPolicies { reads: Report, others: Stop }, None);
-        let verdicts = |health: &Health| [read, WRITE].map(|kind| health.judge(kind, BROKEN));
-        assert_eq!(verdicts(&health), [Verdict::Report, Verdict::Keep]);
-        assert!(health.can_halt() && health.can_flush_halt());
-        let policies = ErrorPolicies { reads: Stop, others: Report };
-        health.set_rules(ErrorRules { policies, io_timeout: None });
-        assert_eq!(verdicts(&health), [Verdict::Keep, Verdict::Report]);
-        assert!(health.can_halt() && !health.can_flush_halt());
-        health.set_rules(ErrorRules::default());
-        assert_eq!(verdicts(&health), [Verdict::Report; 2]);
-        assert!(!health.can_halt());
-    }
-
-    #[test]
-    fn a_failed_flush_reaches_the_guest_and_halts_once() {
-        let health = Health::new(ErrorPolicy::Stop, None);
-        assert_eq!(health.judge(Kind::Flush, BROKEN), Verdict::ReportAndHalt);
-        assert_eq!(health.judge(Kind::Flush, BROKEN), Verdict::Report);
-    }
-
-    #[test]
-    fn numbers_of_an_earlier_program_are_added_and_counted_on() {
-        let failed = |health: &Health| {
-            let failure = StorageFailure::of_io(WRITE, 0, NO_SPACE).unwrap();
-            health.failed(failure);
-            health.halt(WRITE, NO_SPACE);
-            health.stalled(0, Duration::from_secs(9));
-        };
-        let (earlier, later) = (Health::default(), Health::default());
-        failed(&earlier);
-        later.add_totals(&earlier.totals());
-        assert_eq!(later.totals(), earlier.totals());
-        assert!(!later.is_halted() && later.report().stalled.is_empty());
-        failed(&later);
-        let expected = HealthTotals { halts: 2, stalls: 2, failures: [0, 2, 0, 0, 0] };
-        assert_eq!(later.totals(), expected);
-        assert_eq!(later.report().failures, expected.failures);
-    }
-
-    #[test]
-    fn each_change_is_told_once() {
-        let health = Health::new(ErrorPolicy::Stop, None);
-        let told = Arc::new(Mutex::new(Vec::new()));
-        let events = Arc::clone(&told);
-        health.set_hook(Box::new(move |event| events.lock().unwrap().push(event.clone())));
-        for _ in 0..3 {
-            health.halt(WRITE, BROKEN);
-        }
-        assert!(health.is_halted());
-        assert!(health.report().halt.unwrap().reason.contains("sector 8"));
-        assert!(health.resume() && !health.resume() && !health.is_halted());
-        health.stalled(3, Duration::from_secs(9));
-        assert_eq!(health.report().stalled.len(), 1);
-        health.recovered(3);
-        let HealthReport { halt, halts, stalled, stalls, .. } = health.report();
-        assert_eq!((halt, halts, stalled.len(), stalls), (None, 1, 0, 1));
-        let told = told.lock().unwrap();
-        assert!(matches!(told[0], HealthEvent::Halted(_)), "{told:?}");
-        let rest = [HealthEvent::Resumed, HealthEvent::Stalled(3), HealthEvent::Recovered(3)];
-        assert_eq!(told[1..], rest);
-    }
-}
+mod tests;

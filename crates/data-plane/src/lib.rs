@@ -23,6 +23,7 @@ mod conformance;
 mod error;
 mod error_rules;
 mod event;
+mod eventfd_watch;
 mod failure;
 mod gain;
 mod health;
@@ -45,7 +46,6 @@ mod remote;
 mod request_table;
 mod running;
 mod selector;
-mod signals;
 mod stall;
 mod stats;
 mod submit;
@@ -60,6 +60,7 @@ mod worker;
 
 pub use error::{KernelError, QueueStartError, StartError};
 pub use error_rules::{ErrorPolicies, ErrorPolicy, ErrorRules};
+pub use eventfd_watch::{Blocked, signal};
 pub use failure::{FailureKind, StorageFailure};
 pub use health::{Halt, Health, HealthEvent, HealthHook, HealthReport, HealthTotals, TraceHook};
 pub use kernel::{DEVICE_PATH, KernelOptions, check_kernel};
@@ -75,7 +76,6 @@ pub use selector::{
     PlaneChoice, PlaneSelector, Prepared, QueueHandle, Recovered, ReplaceError, Selected,
     Selection, Started,
 };
-pub use signals::{Blocked, signal};
 pub use stats::QueueStats;
 pub use trace::{SlowRequest, Traced};
 pub use uring_plane::UringPlane;

@@ -86,7 +86,7 @@ impl PollRing {
             let event = Event::from_user_data(entry.user_data(), false);
             let mut result = entry.result();
             if let Event::Lane { disk, .. } = event {
-                result = ports[usize::from(disk)].polled(result);
+                result = ports[usize::from(disk)].result_for_lane(result);
             }
             events.push((event, result));
         }

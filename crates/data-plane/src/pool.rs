@@ -4,10 +4,10 @@
 use crate::affinity::pin_this_thread;
 use crate::batch_size::BatchSize;
 use crate::error::StartError;
+use crate::eventfd_watch;
 use crate::limits::{Limiter, Limits, Member};
 use crate::mail::{Mail, Postbox};
 use crate::plane::{Coalesce, IoPoll};
-use crate::signals;
 use crate::uring::Uring;
 use crate::uring_plane::UringPlane;
 use crate::worker::Worker;
@@ -66,7 +66,7 @@ impl UringPool {
     /// # Errors
     /// [`StartError`]; the threads that have started end.
     pub fn new(options: &UringOptions) -> Result<Self, StartError> {
-        signals::start().map_err(StartError::Thread)?;
+        eventfd_watch::start().map_err(StartError::Thread)?;
         let options = options.clone();
         let mut pool = Threads {
             options,

@@ -79,7 +79,7 @@ impl Port {
     /// Returns the result of a polled transfer for the lane: a transfer that could not be polled is
     /// to be repeated.
     #[inline]
-    pub(crate) fn polled(&mut self, result: i32) -> i32 {
+    pub(crate) fn result_for_lane(&mut self, result: i32) -> i32 {
         if result == -libc::EOPNOTSUPP && !self.refused {
             tracing::warn!("the device's queues cannot be polled: using interrupts");
             self.refused = true;

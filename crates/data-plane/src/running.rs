@@ -8,6 +8,7 @@ mod noted;
 use crate::coalesce::Coalescer;
 use crate::completion_batch::CompletionBatch;
 use crate::event::QueueId;
+use crate::eventfd_watch::signal;
 use crate::health::Health;
 use crate::latency::{Clock, Nanos, Operation};
 use crate::limits::Share;
@@ -15,7 +16,6 @@ use crate::mail::NewCall;
 use crate::plane::{AtStop, Coalesce, QueueSetup, QueueState};
 use crate::region::{QueueRegion, log_no_room, log_resubmits};
 use crate::request_table::{RequestTable, Taken};
-use crate::signals::signal;
 use crate::stall::{StallChange, StallWatch};
 use crate::stats::QueueStats;
 use crate::throttle::Throttle;
@@ -233,7 +233,7 @@ impl RunningQueue {
         let parsed = Request::parse(&mut entry.chain, &self.disk, &mut entry.ranges);
         let kind = parsed.as_ref().ok().map(|request| request.kind);
         self.inflight_bytes += kind.map_or(0, Kind::inflight_bytes);
-        self.stats.throttled += u64::from(self.throttle.took(kind.map_or(0, Kind::limit_bytes)));
+        self.stats.throttled += u64::from(self.throttle.charge(kind.map_or(0, Kind::limit_bytes)));
         parsed
     }
 
@@ -256,8 +256,8 @@ impl RunningQueue {
             return;
         }
         match self.stall.check(self.requests.oldest(), now) {
-            Some(StallChange::Began(age)) => self.health.stalled(self.index, age),
-            Some(StallChange::Ended) => self.health.recovered(self.index),
+            Some(StallChange::Began(age)) => self.health.record_stall(self.index, age),
+            Some(StallChange::Ended) => self.health.record_recovery(self.index),
             None => {}
         }
     }
@@ -309,9 +309,9 @@ impl RunningQueue {
         !self.faulted && !self.halted && wanted && fits
     }
 
-    /// Returns whether the queue can take a chain now.
+    /// Returns whether the queue can take a chain now. A ring that is not valid faults the queue.
     #[inline]
-    pub(crate) fn has_work(&mut self) -> bool {
+    pub(crate) fn look_for_work(&mut self) -> bool {
         if !self.may_take() || !self.requests.has_free() {
             return false;
         }
@@ -405,7 +405,7 @@ impl RunningQueue {
     #[inline]
     pub(crate) fn publish(&mut self, clock: &mut Clock) -> u64 {
         let has_counted = self.count_latencies(clock);
-        let finished = self.batch.published();
+        let finished = self.batch.take_published();
         if finished > 0 && !has_counted {
             clock.forget(); // such turns may follow each other without a sleep
         }
@@ -481,7 +481,7 @@ impl RunningQueue {
             self.armed = true;
             self.trace.awaits_kick = self.kick.is_some() && self.requests.has_free();
         }
-        self.has_work()
+        self.look_for_work()
     }
 
     /// Asks for no kicks while the thread polls the ring.

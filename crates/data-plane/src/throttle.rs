@@ -188,11 +188,11 @@ impl Throttle {
 
     /// Charges a taken request. Returns whether a wait begins.
     #[inline]
-    pub(crate) fn took(&mut self, bytes: u64) -> bool {
-        self.limited && self.charge(bytes)
+    pub(crate) fn charge(&mut self, bytes: u64) -> bool {
+        self.limited && self.charge_limited(bytes)
     }
 
-    fn charge(&mut self, bytes: u64) -> bool {
+    fn charge_limited(&mut self, bytes: u64) -> bool {
         let limiter = self.share.limiter();
         let now = limiter.now();
         self.share.charge(bytes, now, self.lead);
@@ -266,7 +266,7 @@ mod tests {
         let mut throttle = Throttle::new(share(&limiter));
         for _ in 0..10 {
             assert!(!throttle.look() && throttle.is_open());
-            assert!(!throttle.took(u64::MAX) && throttle.is_open());
+            assert!(!throttle.charge(u64::MAX) && throttle.is_open());
         }
         assert_eq!(throttle.wait(), None);
     }
@@ -281,7 +281,7 @@ mod tests {
             (Throttle::new(Arc::clone(&disk)), Throttle::new(Arc::clone(&disk)));
         let mut other = Throttle::new(share(&limiter));
         assert!(!one.look() && one.is_open());
-        assert!(one.took(60_000));
+        assert!(one.charge(60_000));
         for throttle in [&mut same, &mut other] {
             assert!(throttle.look() && !throttle.is_open());
             assert!(!throttle.look(), "one wait begins once");
@@ -301,7 +301,7 @@ mod tests {
         assert!(!one.is_open(), "the limits of others have changed");
         one.limits_changed(&limiter);
         assert!(!one.look() && one.is_open());
-        assert!(one.took(60_000));
+        assert!(one.charge(60_000));
         limiter.set(&Limits::NONE);
         one.limits_changed(&limiter);
         assert!(!one.look() && one.is_open(), "it waits for a limit that is gone");
@@ -313,7 +313,7 @@ mod tests {
         limiter.set(&bytes(1000));
         let mut throttle = Throttle::new(share(&limiter));
         assert!(!throttle.look());
-        assert!(throttle.took(60_000));
+        assert!(throttle.charge(60_000));
         assert_eq!(throttle.waited(), 0, "the wait has not ended");
         let end = throttle.closed_at + 5 * nanos(QUANTUM);
         throttle.open(end);
@@ -368,7 +368,7 @@ mod tests {
         limiter.set(&bytes(1));
         let mut throttle = Throttle::new(share(&limiter));
         throttle.look();
-        assert!(throttle.took(1000));
+        assert!(throttle.charge(1000));
         assert_eq!(limiter.ahead((u64::MAX, 0), 9), 1);
         drop(throttle);
         assert_eq!(limiter.ahead((u64::MAX, 0), 9), 0);

@@ -159,7 +159,7 @@ impl Worker {
             // 6 notify
             self.holding |= queue.notify_if_due(published, &mut self.clock);
         }
-        self.batch_size.turned(submitted, (finished, depth), in_storage);
+        self.batch_size.record_turn(submitted, (finished, depth), in_storage);
         if worked {
             self.active.worked(&mut self.disks);
         }
@@ -183,7 +183,7 @@ impl Worker {
                     break;
                 }
                 if uring.queued() >= full {
-                    if batch_sizes.wants_depth() && queue.has_work() {
+                    if batch_sizes.wants_depth() && queue.look_for_work() {
                         batch_sizes.left_chain();
                     }
                     break; // the device starts on these while the thread takes more
@@ -263,7 +263,7 @@ impl Worker {
 
     /// Asks for kicks and sleeps until there is work.
     fn sleep(&mut self) {
-        if self.uring.has_events() || self.active.arm(&mut self.disks) {
+        if self.uring.has_events() || self.active.arm_and_park(&mut self.disks) {
             return self.clock.forget();
         }
         // The cached time, if there is one, is from the publication just before.

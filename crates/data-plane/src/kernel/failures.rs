@@ -118,7 +118,7 @@ fn report(failures: Result<abi::Failure, KernelError>, (disk, health): (&dyn Dis
             }
             if failure.kinds & abi::FAILURE_HALTED != 0 {
                 let error = IoError::Errno(failure.halt_error as i32);
-                health.halted_by_kernel(halting_kind(&failure), error);
+                health.halt(halting_kind(&failure), error);
             }
         }
         Err(error) => {

@@ -99,8 +99,8 @@ impl Watches {
         for (queue, watch) in (0..).zip(&mut self.0).filter(|(_, watch)| watch.is_due(now)) {
             let taken = oldest(queue)?.map(|age| now.saturating_sub(age.as_nanos() as Nanos));
             match watch.check(taken, now) {
-                Some(StallChange::Began(age)) => health.stalled(queue, age),
-                Some(StallChange::Ended) => health.recovered(queue),
+                Some(StallChange::Began(age)) => health.record_stall(queue, age),
+                Some(StallChange::Ended) => health.record_recovery(queue),
                 None => {}
             }
         }
@@ -116,7 +116,7 @@ impl Watches {
     fn end(&mut self, health: &Health) {
         for (queue, watch) in (0..).zip(&mut self.0) {
             if watch.check(None, 0) == Some(StallChange::Ended) {
-                health.recovered(queue);
+                health.record_recovery(queue);
             }
         }
     }

@@ -2,8 +2,8 @@
 //! The end of a queue: a ring fault, the drain, and the state that goes to the control plane.
 
 use super::RunningQueue;
+use crate::eventfd_watch::signal;
 use crate::plane::{Choices, QueueState};
-use crate::signals::signal;
 use crate::stall::StallChange;
 use std::collections::VecDeque;
 use std::fmt::Display;
@@ -62,7 +62,7 @@ impl RunningQueue {
     /// The state at the end of the stop.
     pub(crate) fn final_state(&mut self) -> QueueState {
         if self.stall.check(None, 0) == Some(StallChange::Ended) {
-            self.health.recovered(self.index);
+            self.health.record_recovery(self.index);
         }
         let state = self.state();
         // The region records the chains.

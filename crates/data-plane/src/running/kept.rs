@@ -27,7 +27,7 @@ impl RunningQueue {
         }
         if let Some(failure) = StorageFailure::of_io(kind, io.offset_bytes, error) {
             self.stats.failures[failure.kind as usize] += 1;
-            self.health.failed(failure);
+            self.health.record_failure(failure);
         }
         let verdict = self.health.judge(kind, error);
         if verdict != Verdict::Report {

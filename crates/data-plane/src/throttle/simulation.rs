@@ -44,7 +44,7 @@ impl Client {
         self.throttle.look();
         if self.throttle.is_open() && self.arrival <= now {
             self.longest_wait = self.longest_wait.max(now - self.arrival);
-            self.throttle.took(self.bytes);
+            self.throttle.charge(self.bytes);
             self.taken += self.bytes;
             self.arrival = now + self.think;
         }

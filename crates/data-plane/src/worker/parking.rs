@@ -7,8 +7,9 @@
 //! | polled | yes | no | parked, after turns or a sleep without a chain |
 //! | asleep | yes | yes | polled, when the thread wakes up |
 //! | parked | no | yes | polled, by a kick or a completion |
-//! | held: faulted, stopping, full, without room in the storage, or its disk halted | no | no | polled, by a completion, or when its disk is no longer halted |
-//! | waits for a limit, or its requests have a time limit | yes | no | polled, when the time has come |
+//! | takes nothing: faulted, stopping, full, without room in the storage, or its disk halted | no | no | polled, by a completion, or when its disk is no longer halted |
+//! | waits for a limit | yes | no | polled, when the time has come |
+//! | the time of its requests is watched | yes | as in the states above | polled, when the time has come |
 //! | without a kick eventfd | yes | no matter | it is looked at each [`super::KICKLESS_LOOK`] |
 //!
 //! No kick is lost: a queue is armed and then looked at once more before it is parked.
@@ -77,7 +78,8 @@ impl ActiveQueues {
         self.ids.retain(|&id| {
             let (queue, _) = disks.queue(id);
             let recent = std::mem::take(&mut queue.recent);
-            queue.is_active = recent || queue.watches_io() || queue.waits_for_time() || queue.arm();
+            let must_stay = recent || queue.watches_io() || queue.waits_for_time();
+            queue.is_active = must_stay || queue.arm();
             if queue.is_active {
                 queue.suppress();
             }
@@ -87,7 +89,7 @@ impl ActiveQueues {
 
     /// Asks for kicks for all active queues, and parks those without work since the previous sleep.
     /// If a chain is already available, withdraws the requests, parks none, and returns `true`.
-    pub(super) fn arm(&mut self, disks: &mut Disks) -> bool {
+    pub(super) fn arm_and_park(&mut self, disks: &mut Disks) -> bool {
         let found = self.ids.iter().any(|&id| disks.queue(id).0.arm());
         if found {
             self.suppress(disks);
