@@ -18,7 +18,7 @@ pub(crate) fn print(text: impl AsRef<[u8]>) -> Result<(), Failure> {
 /// Prints a part of a stream. Returns whether the reader takes more of it.
 ///
 /// # Errors
-/// As [`print`].
+/// As [`print()`].
 pub(crate) fn print_next(text: impl AsRef<[u8]>) -> Result<bool, Failure> {
     write_to(&mut io::stdout(), text.as_ref())
 }

@@ -14,11 +14,11 @@ use std::time::{Duration, Instant};
 
 /// Maximum time to drain; then the program exits with I/O in flight. The guest has seen no
 /// completion of that I/O.
-pub(crate) const DRAIN_MAX: Duration = Duration::from_millis(900);
+pub(crate) const EXIT_DRAIN_MAX: Duration = Duration::from_millis(900);
 
 /// Maximum time that disks without requests in flight have after that, for the end of their copies, and for their
 /// bitmaps and tables. The packaged units kill the daemon after 5 s.
-const CLOSE_MAX: Duration = Duration::from_secs(3);
+const EXIT_CLOSE_MAX: Duration = Duration::from_secs(3);
 /// Time that the main thread then has to end the process.
 const MAIN_MAX: Duration = Duration::from_millis(500);
 /// Interval of the looks at them.
@@ -118,13 +118,13 @@ fn reason(signal: &Taken) -> StopReason {
     }
 }
 
-/// Waits for the end of all disks that were asked to stop, within [`DRAIN_MAX`] and [`CLOSE_MAX`]. Returns the state of
+/// Waits for the end of all disks that were asked to stop, within [`EXIT_DRAIN_MAX`] and [`EXIT_CLOSE_MAX`]. Returns the state of
 /// the last look.
 pub(crate) fn wait_for_end(remaining: impl Fn() -> Remaining) -> Remaining {
     let begun = Instant::now();
     loop {
         let now = remaining();
-        let limit = if now.closing { DRAIN_MAX + CLOSE_MAX } else { DRAIN_MAX };
+        let limit = if now.closing { EXIT_DRAIN_MAX + EXIT_CLOSE_MAX } else { EXIT_DRAIN_MAX };
         if now == Remaining::NOTHING || begun.elapsed() >= limit {
             return now;
         }

@@ -114,7 +114,7 @@ fn sigterm_ends_a_silent_front_ends_connection() {
 }
 
 #[test]
-fn a_daemon_whose_log_nobody_reads_serves_on_and_ends_as_asked() {
+fn a_daemon_whose_log_is_not_read_serves_on_and_ends_as_asked() {
     let place = Place::new();
     let mut daemon = Daemon::start(place.serve().arg("--log-level=trace"), &place.socket);
     daemon.close_stderr();

@@ -233,7 +233,11 @@ fn value_of(name: &str, file: &str) -> u64 {
 }
 
 /// The rows of the table of limits in the page of operation, and the constants that each of them tells.
-const LIMITS: [(&str, &[(&str, &str)]); 9] = [
+const LIMITS: [(&str, &[(&str, &str)]); 13] = [
+    ("disks of a daemon", &[("DISKS_MAX", "crates/vhost-blk/src/disks/mod.rs")]),
+    ("data-plane threads", &[("THREADS_MAX", "crates/vhost-blk/src/values.rs")]),
+    ("characters of a disk's name", &[("DISK_NAME_MAX", "crates/vhost-blk/src/values.rs")]),
+    ("length of a socket's path", &[("PATH_BYTES_MAX", "crates/vhost-blk/src/socket_file.rs")]),
     ("queues", &[("QUEUES_MAX", "crates/vhost-user/src/lib.rs")]),
     (
         "descriptors in a queue",
@@ -249,7 +253,7 @@ const LIMITS: [(&str, &[(&str, &str)]); 9] = [
         &[
             ("CONNECTIONS_MAX", "crates/vhost-blk/src/control/places.rs"),
             ("WORK_MAX", "crates/vhost-blk/src/control/places.rs"),
-            ("ENDS_MAX", "crates/vhost-blk/src/control/places.rs"),
+            ("CLIENTS_WITH_ENDS_MAX", "crates/vhost-blk/src/control/places.rs"),
         ],
     ),
     ("requests in flight per queue", &[("DEPTH_MAX", "crates/data-plane/src/request_table.rs")]),

@@ -12,7 +12,7 @@ pub(super) const CONNECTIONS_MAX: usize = 32;
 /// Maximum commands that may wait for storage, for other work, or for the end of their client.
 const WORK_MAX: usize = 24;
 /// The same with the commands that end work or a disk, and may wait for that.
-const ENDS_MAX: usize = 28;
+const CLIENTS_WITH_ENDS_MAX: usize = 28;
 
 /// The connections and the commands in progress on all of them.
 #[derive(Clone, Debug, Default)]
@@ -28,7 +28,7 @@ pub(super) struct Taken(Arc<AtomicUsize>);
 /// Maximum commands in progress with one of this method; `None`: it does not count.
 fn limit(method: &str) -> Option<usize> {
     match method.strip_prefix(INTERFACE).and_then(|name| name.strip_prefix('.')) {
-        Some("CancelJob" | "Remove") => Some(ENDS_MAX),
+        Some("CancelJob" | "Remove") => Some(CLIENTS_WITH_ENDS_MAX),
         Some(
             "Jobs" | "List" | "MirrorStatus" | "SetLogLevel" | "Stats" | "Status" | "Stop"
             | "Version",
@@ -87,7 +87,7 @@ mod tests {
             let failure = take(name).unwrap_err();
             assert!(failure.why.contains("24 others") && failure.sort == Sort::Busy, "{name}");
         }
-        taken.extend((WORK_MAX..ENDS_MAX).map(|_| take("Remove").unwrap()));
+        taken.extend((WORK_MAX..CLIENTS_WITH_ENDS_MAX).map(|_| take("Remove").unwrap()));
         take("CancelJob").unwrap_err();
         for name in ["Jobs", "List", "Status", "Stop", "Version"] {
             drop(take(name).unwrap());

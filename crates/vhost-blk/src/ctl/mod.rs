@@ -18,8 +18,8 @@ mod version;
 
 use crate::clock;
 use crate::failure::Failure;
-use crate::output::{print, print_next};
 use crate::options::{CONTROL_PATH, CONTROL_VARIABLE};
+use crate::output::{print, print_next};
 use crate::values::{self, Cache, LogLevel, word};
 use add::AddArgs;
 pub(crate) use ask::Asker;
@@ -272,9 +272,7 @@ pub fn ctl(args: &CtlArgs) -> Result<(), Failure> {
     let connect = || Asker::connect(&args.control_path, patience);
     match &args.action {
         Action::Events => {
-            let each = |reply: &Value| {
-                print_message(&reply["event"], args.json, text::event)
-            };
+            let each = |reply: &Value| print_message(&reply["event"], args.json, text::event);
             let (path, parameters) = (&*args.control_path, json!({}));
             let (what, method) = ("receive events", "Events");
             let stream = Stream { path, patience, what, method, parameters };

@@ -14,7 +14,7 @@ use crate::events::DiskEvents;
 use crate::failure::Failure;
 use crate::options::DiskArgs;
 use crate::upgrade::{self, ImageOptions, Parts, Storage};
-use crate::values::{AllowBacking, word};
+use crate::values::{AllowBacking, Plane, word};
 use backend::file::File as ImageFile;
 use backend::file::identity_of;
 use backend::wrap::{Brake, Growth};
@@ -30,6 +30,22 @@ use vhost_user::{Control, Replacement};
 
 /// Interval of the look at a client.
 const LOOK: Duration = Duration::from_millis(100);
+
+/// Refuses a disk that is read-only, or has the kernel alone as its data plane, with the text for that.
+///
+/// # Errors
+/// The text.
+pub(super) fn check_disk(
+    args: &DiskArgs,
+    is_read_only: bool,
+    [read_only, kernel]: [&str; 2],
+) -> Result<(), String> {
+    match args.data_plane {
+        _ if is_read_only => Err(read_only.to_owned()),
+        Plane::Kernel => Err(kernel.to_owned()),
+        _ => Ok(()),
+    }
+}
 
 /// Checks that no completed write of an image is lost. If its writes wait in the page cache, it makes them durable, so
 /// that the drained disk has few.
@@ -427,6 +443,19 @@ pub(super) fn options(args: &DiskArgs) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_disk_of_the_kernel_alone_and_a_read_only_one_are_refused() {
+        let of = |plane: &str, is_read_only: bool| {
+            let text = format!("blk-file = '/a'\nsocket-path = '/s'\ndata-plane = '{plane}'\n");
+            let table = text.parse::<toml::Table>().unwrap();
+            let args = crate::config::disk_of_table("a test", &table).unwrap();
+            check_disk(&args, is_read_only, ["read-only", "kernel"])
+        };
+        assert_eq!(of("kernel", false), Err("kernel".to_owned()));
+        assert_eq!(of("uring", true), Err("read-only".to_owned()));
+        assert_eq!((of("uring", false), of("auto", false)), (Ok(()), Ok(())));
+    }
 
     #[test]
     fn a_disk_whose_changes_are_still_noted_has_a_warning_and_one_that_has_gone_has_none() {

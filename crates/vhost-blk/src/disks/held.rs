@@ -3,12 +3,11 @@
 
 use super::kept::Passing;
 use super::reload::HeldTurn;
-use super::{Disks, Entry, Mode, Slot, State};
+use super::{Disks, Mode, Slot, State};
+use crate::disk_options;
 use crate::failure::Failure;
 use crate::upgrade::{self, ImageOptions, Obstacle, UpgradeError};
-use crate::{backup, disk_options};
 use std::path::Path;
-use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -48,24 +47,6 @@ impl Disks {
         let failed = failed.map(|(name, _)| name.clone()).collect();
         state.is_held = true;
         Ok(Held { disks: self, all, failed, _turn: turn })
-    }
-
-    /// Notes that a signal asks for a reload, until it begins. `false`: a thread waits for its turn already, and
-    /// its reload finds the files of now.
-    pub fn request_reload(&self) -> bool {
-        self.reload_is_due.store(true, Ordering::Relaxed);
-        !self.reload_waits.swap(true, Ordering::Relaxed)
-    }
-
-    /// Notes that the thread for that cannot be started.
-    pub fn withdraw_reload(&self) {
-        self.reload_waits.store(false, Ordering::Relaxed);
-        self.reload_is_due.store(false, Ordering::Relaxed);
-    }
-
-    /// Returns whether a reload that a signal has asked for has not begun.
-    pub fn reload_is_due(&self) -> bool {
-        self.reload_is_due.load(Ordering::Relaxed)
     }
 }
 
@@ -130,16 +111,6 @@ impl State {
         match self.is_held {
             false => Ok(()),
             true => Err(Failure::run(what, "an upgrade is in progress", "try again after it")),
-        }
-    }
-}
-
-impl Entry {
-    /// The work on the disk that no other program can continue, with the remedy.
-    pub(super) fn work(&self) -> Option<&'static str> {
-        match (self.backup.is_taken(), &self.job) {
-            (true, _) => Some(backup::BUSY),
-            (false, job) => job.as_ref().map(|job| job.refusal()),
         }
     }
 }

@@ -35,6 +35,16 @@ pub(super) enum Kind {
     Snapshot(Arc<AtomicBool>),
 }
 
+impl Entry {
+    /// The work on the disk that no other program can continue, with the remedy.
+    pub(super) fn work(&self) -> Option<&'static str> {
+        match (self.backup.is_taken(), &self.job) {
+            (true, _) => Some(backup::BUSY),
+            (false, job) => job.as_ref().map(|job| job.refusal()),
+        }
+    }
+}
+
 /// Work in progress.
 #[derive(Debug)]
 pub(super) struct Job {

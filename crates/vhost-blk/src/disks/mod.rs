@@ -65,11 +65,11 @@ pub use traces::Traced;
 
 use crate::backup;
 use crate::disk::LockWait;
-use crate::engine;
 use crate::events::{DiskEvents, Events};
 use crate::failure::{Failure, Sort};
 use crate::options::{DiskArgs, ProcessArgs};
 use crate::os;
+use crate::server;
 use crate::socket_file::SocketFile;
 use crate::stop::Stop;
 use crate::upgrade::{Parts, Socket, TakenParts, Upgrader};
@@ -158,12 +158,9 @@ pub struct Disks {
     /// The sizes of block devices are watched.
     watched: AtomicBool,
     failures: lost::Failures,
-    /// One reload at a time, and none during an upgrade.
+    /// One reload, upgrade or exchange of a storage or of options at a time.
     turn: Turn,
-    /// A signal has asked for a reload that has not begun.
-    reload_is_due: AtomicBool,
-    /// A thread waits for the turn of such a reload: one at most, whatever number of signals comes.
-    reload_waits: AtomicBool,
+    reload_request: reload::ReloadRequest,
     /// A thread tries disks that have failed again.
     retries: AtomicBool,
     /// The service manager gets the number of disks as `STATUS=`.
@@ -298,8 +295,7 @@ impl Disks {
             watched: AtomicBool::new(false),
             failures: lost::Failures::default(),
             turn: Turn::default(),
-            reload_is_due: AtomicBool::new(false),
-            reload_waits: AtomicBool::new(false),
+            reload_request: reload::ReloadRequest::default(),
             retries: AtomicBool::new(false),
             tells_manager: AtomicBool::new(false),
             told_manager: Mutex::default(),
@@ -313,7 +309,7 @@ impl Disks {
         if let Some(pool) = &*pool {
             return Ok(pool.clone());
         }
-        Ok(pool.insert(engine::start_pool(&self.process, self.queues_of_pool(queues))?).clone())
+        Ok(pool.insert(server::start_pool(&self.process, self.queues_of_pool(queues))?).clone())
     }
 
     /// The queues for which the pool has threads, if the first disk has so many.

@@ -25,7 +25,7 @@ use std::ffi::OsStr;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 use vhost_user::Control;
@@ -154,15 +154,57 @@ impl Known {
     }
 }
 
+/// The reload that a signal asks for.
+///
+/// | Due | State | Ends by |
+/// |---|---|---|
+/// | no | none is asked for, or its reload has begun | a signal |
+/// | yes | its thread waits for the turn, or is about to be started | the turn |
+///
+/// An upgrade, which may take the turn before that thread, passes a due one on to the next program.
+#[derive(Debug, Default)]
+pub(super) struct ReloadRequest(AtomicBool);
+
+impl ReloadRequest {
+    /// A signal asks. Returns whether its thread has to be started: another one finds the files of now otherwise.
+    fn make(&self) -> bool {
+        !self.0.swap(true, Ordering::AcqRel)
+    }
+
+    /// The reload has the turn and reads the files next, or cannot begin. A signal from here on asks for the next one.
+    fn end(&self) {
+        self.0.store(false, Ordering::Release);
+    }
+
+    fn is_due(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
+}
+
 impl Disks {
+    /// Notes that a signal asks for a reload, until it begins. `false`: a thread waits for its turn already, and
+    /// its reload finds the files of now.
+    pub fn request_reload(&self) -> bool {
+        self.reload_request.make()
+    }
+
+    /// Notes that the thread for that cannot be started.
+    pub fn withdraw_reload(&self) {
+        self.reload_request.end();
+    }
+
+    /// Returns whether a reload that a signal has asked for has not begun.
+    pub fn reload_is_due(&self) -> bool {
+        self.reload_request.is_due()
+    }
+
     /// Reads the directory again, as [`Disks::request_reload`] has asked for, after another act.
     ///
     /// # Errors
     /// As [`Disks::reload_now`].
     pub fn reload_as_requested(self: &Arc<Self>) -> Result<Vec<Report>, Failure> {
         let turn = self.turn_of_reload();
-        // A signal from here on asks for the next one.
-        self.reload_waits.store(false, Ordering::Relaxed);
+        self.reload_request.end();
         self.reload_now(&turn)
     }
 
@@ -171,7 +213,6 @@ impl Disks {
     /// # Errors
     /// [`Failure`] if there is no directory, or it cannot be read: no disk is touched.
     pub fn reload_now(self: &Arc<Self>, _no_other: &HeldTurn<'_>) -> Result<Vec<Report>, Failure> {
-        self.reload_is_due.store(false, Ordering::Relaxed);
         let Mode::Many(Some(directory)) = &self.mode else {
             return Err(Failure::run(
                 "read the configuration again",
@@ -413,4 +454,20 @@ fn options_of(name: &str, path: &Path) -> Result<DiskArgs, Failure> {
         return Err(Failure::usage(what, "it is no regular file", "write a file, or rename it"));
     }
     config::disk_of_file(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reload_that_is_asked_for_during_another_one_stays_due() {
+        let request = ReloadRequest::default();
+        assert!(request.make() && !request.make());
+        request.end(); // the first one reads the files
+        assert!(request.make(), "a signal meanwhile has a thread of its own");
+        assert!(request.is_due());
+        request.end();
+        assert!(!request.is_due());
+    }
 }

@@ -208,9 +208,7 @@ impl Disks {
                 "the directory of configuration files has a disk of this name, which does not start",
                 "choose another name, or remove that disk and its file",
             ),
-            None if is_full => {
-                (&*at_limit, "start another daemon")
-            }
+            None if is_full => (&*at_limit, "start another daemon"),
             _ => {
                 let before = match state.table.remove(name) {
                     Some(Slot::Failed(failed)) => Some(*failed),

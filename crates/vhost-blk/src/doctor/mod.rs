@@ -15,7 +15,6 @@ mod storage;
 mod uring;
 mod vmm;
 
-use crate::failure::Failure;
 use crate::output::print;
 use crate::values;
 use clap::Args;

@@ -322,7 +322,7 @@ mod tests {
             DISK_GAUGES.len()
                 + MIRROR_GAUGES.len()
                 + DISK_COUNTERS.len()
-                + 10
+                + 11
                 + 3
                 + QUEUE_GAUGES.len()
                 + QUEUE_COUNTERS.len()

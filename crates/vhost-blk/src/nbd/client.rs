@@ -16,7 +16,7 @@ const DATA_MAX: u32 = 1 << 20;
 const HANDSHAKE_MAX: Duration = Duration::from_secs(10);
 /// Maximum wait for the reply to a request that changes data. The others have no limit but the end of the
 /// command. A guest waits less: `crates/vhost-blk/src/disks/converge`.
-const REPLY_MAX: Duration = Duration::from_secs(60);
+const NBD_REPLY_MAX: Duration = Duration::from_secs(60);
 
 const REQUEST_MAGIC: u32 = 0x2560_9513;
 const REPLY_MAGIC: u32 = 0x6744_6698;
@@ -44,7 +44,7 @@ impl Kind {
 
     fn limit(self) -> Limit {
         let changes = matches!(self, Kind::Write | Kind::WriteZeroes | Kind::Disconnect);
-        Limit::of(changes.then_some(REPLY_MAX))
+        Limit::of(changes.then_some(NBD_REPLY_MAX))
     }
 }
 

@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn every_size_of_a_terminal_is_drawn() {
+    fn no_size_of_a_terminal_panics() {
         let mut app = app();
         for in_depth in [false, true] {
             app.in_depth = in_depth;

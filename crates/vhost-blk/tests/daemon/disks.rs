@@ -217,9 +217,9 @@ fn verbs_change_their_disk_only() {
     assert!(rig.ok("list").contains("a     paused   none       uring  2M"), "{}", rig.ok("list"));
     rig.ok("resume a");
     assert!(rig.refused("resize a 1M", 1).contains("cut its end off"));
-    if !std::path::Path::new("/dev/vhost-blk").exists() {
-        assert!(rig.refused("switch a kernel", 1).contains("modprobe"));
-    }
+    let is_loaded = Path::new("/dev/vhost-blk").exists();
+    assert!(is_loaded || rig.refused("switch a kernel", 1).contains("modprobe"));
+    is_loaded.then(|| println!("PARTLY SKIPPED: the module is loaded here"));
     assert_eq!(rig.ok("switch a uring"), "done; 0 running queues were moved\n");
 }
 

@@ -3,9 +3,9 @@
 
 use super::Wanted;
 use super::stack::stack;
-use crate::disks::exchange::{Source, path_of_new};
+use crate::disks::exchange::{Source, check_disk, path_of_new};
 use crate::options::DiskArgs;
-use crate::values::{AllowBacking, Format, Plane};
+use crate::values::{AllowBacking, Format};
 use backend::file::{device_of, identity_of};
 use qcow2::create::CLUSTER_BYTES;
 use std::fs::{self, Metadata};
@@ -30,9 +30,7 @@ pub(super) struct Plan {
 impl Plan {
     pub(super) fn of(source: &Source, wanted: &Wanted) -> Result<Plan, String> {
         let info = source.image.disk.info();
-        if let Some(refusal) = refusal(&source.args, info.read_only) {
-            return Err(refusal.to_owned());
-        }
+        check_disk(&source.args, info.read_only, REFUSALS)?;
         source.storage_path()()?;
         let shown = wanted.target.display();
         let failed = |error: io::Error| format!("{shown}: {error}; check the path");
@@ -104,21 +102,13 @@ impl Plan {
     }
 }
 
-fn refusal(args: &DiskArgs, is_read_only: bool) -> Option<&'static str> {
-    if is_read_only {
-        Some(
-            "the disk is read-only, so that its image does not change; copy it (vhost-blk convert), \
-             and start the disk with the copy",
-        )
-    } else if args.data_plane == Plane::Kernel {
-        Some(
-            "the disk has --data-plane kernel, and the kernel notes no changes; start it with \
-             --data-plane auto or uring",
-        )
-    } else {
-        None
-    }
-}
+/// The refusals of a disk that is read-only, and of one on the kernel alone.
+const REFUSALS: [&str; 2] = [
+    "the disk is read-only, so that its image does not change; copy it (vhost-blk convert), and start \
+     the disk with the copy",
+    "the disk has --data-plane kernel, and the kernel notes no changes; start it with --data-plane \
+     auto or uring",
+];
 
 /// Checks a block device as a target. Returns its path as it was given: a link keeps its meaning.
 fn device(source: &Source, wanted: &Wanted, found: &Metadata) -> Result<PathBuf, String> {
@@ -163,23 +153,4 @@ fn is_of_disk(source: &Source, found: &Metadata) -> Result<bool, String> {
         }
     }
     Ok(false)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_disk_of_the_kernel_alone_and_a_read_only_one_are_refused() {
-        let of = |plane: &str, is_read_only: bool| {
-            let text = format!("blk-file = '/a'\nsocket-path = '/s'\ndata-plane = '{plane}'\n");
-            let table = text.parse::<toml::Table>().unwrap();
-            refusal(&crate::config::disk_of_table("a test", &table).unwrap(), is_read_only)
-        };
-        assert!(
-            of("kernel", false).unwrap().contains("; start it with --data-plane auto or uring")
-        );
-        assert!(of("uring", true).unwrap().contains("read-only"));
-        assert_eq!((of("uring", false), of("auto", false)), (None, None));
-    }
 }

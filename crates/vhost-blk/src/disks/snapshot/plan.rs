@@ -2,9 +2,9 @@
 //! The checks of a snapshot before anything is changed. Errors are texts with cause and remedy.
 
 use super::Wanted;
-use crate::disks::exchange::{Source, path_of_new};
+use crate::disks::exchange::{Source, check_disk, path_of_new};
 use crate::options::DiskArgs;
-use crate::values::{AllowBacking, Format, Plane};
+use crate::values::{AllowBacking, Format};
 use qcow2::create::{NewImage, backing_bytes};
 use qcow2::inspect;
 use std::io;
@@ -24,7 +24,7 @@ pub(super) struct Plan {
 impl Plan {
     /// Checks the disk and its image. The place of the overlay comes later: [`Plan::locate`].
     pub(super) fn of(source: &Source, wanted: &Wanted) -> Result<Plan, String> {
-        check_disk(source)?;
+        check_disk(&source.args, source.image.disk.info().read_only, REFUSALS)?;
         source.check_config(wanted.update_config)?;
         let backing = source.path()?;
         let overlay = wanted.overlay.clone();
@@ -84,21 +84,12 @@ impl Plan {
     }
 }
 
-fn check_disk(source: &Source) -> Result<(), String> {
-    refusal(&source.args, source.image.disk.info().read_only).map_or(Ok(()), Err)
-}
-
-fn refusal(args: &DiskArgs, is_read_only: bool) -> Option<String> {
-    let refusal = if is_read_only {
-        "the disk is read-only, so that its image does not change; use the image as it is"
-    } else if args.data_plane == Plane::Kernel {
-        "the disk has --data-plane kernel, and the kernel serves no overlay; start it with \
-         --data-plane auto or uring"
-    } else {
-        return None;
-    };
-    Some(refusal.to_owned())
-}
+/// The refusals of a disk that is read-only, and of one on the kernel alone.
+const REFUSALS: [&str; 2] = [
+    "the disk is read-only, so that its image does not change; use the image as it is",
+    "the disk has --data-plane kernel, and the kernel serves no overlay; start it with --data-plane \
+     auto or uring",
+];
 
 /// Returns whether the image is to be marked.
 fn can_be_marked(source: &Source, wanted: &Wanted) -> Result<bool, String> {
@@ -120,24 +111,5 @@ fn can_be_marked(source: &Source, wanted: &Wanted) -> Result<bool, String> {
         Err(error) => Err(format!(
             "the mark of the image cannot be read: {error}; check the storage, or give --no-mark"
         )),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_disk_of_the_kernel_alone_and_a_read_only_one_are_refused() {
-        let of = |plane: &str, is_read_only: bool| {
-            let text = format!("blk-file = '/a'\nsocket-path = '/s'\ndata-plane = '{plane}'\n");
-            let table = text.parse::<toml::Table>().unwrap();
-            refusal(&crate::config::disk_of_table("a test", &table).unwrap(), is_read_only)
-        };
-        assert!(
-            of("kernel", false).unwrap().contains("; start it with --data-plane auto or uring")
-        );
-        assert!(of("uring", true).unwrap().contains("read-only"));
-        assert_eq!((of("uring", false), of("auto", false)), (None, None));
     }
 }
