@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_with_bytes_that_nobody_recognizes_is_refused_too() {
+    fn a_disk_with_unknown_bytes_is_refused_too() {
         let (_dir, path) = disk();
         let file = OpenOptions::new().write(true).open(&path).unwrap();
         file.write_all_at(b"mine", 70_000).unwrap();

@@ -76,7 +76,7 @@ fn the_packages_are_whole_sound_and_the_same_from_build_to_build() {
     let daemon = common::build_daemon();
     let built = Built::new(&daemon, "+test1");
     the_daemons_package_has_all_files_that_belong_to_the_system(&built, &daemon);
-    all_files_belong_to_root_and_nobody_else_may_write_them(&built);
+    all_files_belong_to_root_and_only_root_may_write_them(&built);
     the_packages_of_the_modules_have_the_sources_that_dkms_builds(&built);
     for name in PACKAGES {
         let expected = format!("{}+test1", env!("CARGO_PKG_VERSION"));
@@ -122,7 +122,7 @@ fn the_daemons_package_has_all_files_that_belong_to_the_system(built: &Built, da
     }
 }
 
-fn all_files_belong_to_root_and_nobody_else_may_write_them(built: &Built) {
+fn all_files_belong_to_root_and_only_root_may_write_them(built: &Built) {
     for line in PACKAGES
         .iter()
         .flat_map(|name| built.files(name).lines().map(str::to_owned).collect::<Vec<_>>())
