@@ -44,6 +44,7 @@ fetch() {
 }
 
 fill() {
+    command -v mmdebstrap >/dev/null || die "mmdebstrap is not installed (scripts/setup.sh lab)"
     note "fetching sid's kernel, headers and compiler (a few minutes)"
     fetch "$1" || exit "$unavailable"
     chroot "$1" sh -ec "$take_vhost_h"
