@@ -41,16 +41,18 @@ impl Waited {
     fn reap(&mut self) {
         let mut events = Vec::new();
         self.uring.reap(&mut events, usize::MAX);
-        self.events.extend(events.into_iter().map(|(event, result)| match event {
-            Event::Lane { token, .. } => (token, result),
-            other => panic!("nobody asked for {other:?}"),
+        self.events.extend(events.into_iter().filter_map(|(event, result)| match event {
+            Event::Lane { token, .. } => Some((token, result)),
+            // The removal of a timer that has ended.
+            Event::Ignored => None,
+            other => panic!("an unexpected event: {other:?}"),
         }));
     }
 }
 
 impl Engine for Waited {
     fn push(&mut self, op: Op, token: Token) {
-        self.outstanding += 1;
+        self.outstanding += usize::from(!matches!(op, Op::EndTimer));
         self.uring.of_disk(0).push(op, token);
     }
 

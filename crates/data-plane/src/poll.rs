@@ -47,7 +47,7 @@ pub(crate) struct Polled {
 pub(crate) struct Polls {
     /// While the storage works on no request.
     drivers: AdaptivePoll,
-    /// While it works on some.
+    /// While it works on some, or a sync waits for FLUSHes of the drivers.
     storage: AdaptivePoll,
     /// The present wait, or the last one.
     wait: Wait,

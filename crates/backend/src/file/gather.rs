@@ -10,11 +10,11 @@
 //! |---|---|---|---|
 //! | without | no | [`WINDOW`] syncs | with |
 //! | with | yes | [`WINDOW`] syncs | kept: yes, if the rate of FLUSHes is [`GAIN`] times that without; else no |
-//! | with | yes | [`MISSES_MAX`] waits in a row in vain | kept: no |
+//! | with | yes | [`MISSES_MAX`] waits in a row in vain, or a [`GAP`] | kept: no |
 //! | kept: yes | yes | [`KEPT_MAX`] syncs, or as many waits in vain | without |
 //! | kept: no | no | [`KEPT_MIN`] syncs, twice as many after each further no, up to [`KEPT_MAX`] | without |
 //!
-//! One writer alone has no trial, and no wait.
+//! One writer alone has no trial, and no wait. A window begins with a sync of several FLUSHes, and again after a gap.
 
 use std::time::{Duration, Instant};
 
@@ -30,7 +30,7 @@ const GAIN: f64 = 1.1;
 /// Longest wait, in times of the last sync, and at all.
 const WAIT_SYNCS: u32 = 4;
 const WAIT_MAX: Duration = Duration::from_millis(2);
-/// A longer time between two syncs is a gap between two loads: the window begins again.
+/// A longer time between two syncs is a gap between two loads.
 const GAP: Duration = Duration::from_millis(10);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,15 +84,21 @@ impl Gather {
         waiting: usize,
     ) -> Option<(usize, Duration)> {
         let idle = now.saturating_duration_since(std::mem::replace(&mut self.last, now));
-        if answered + waiting < 2 {
+        if idle > GAP.max(took * WAIT_SYNCS) {
+            self.cut(now);
             return None;
         }
-        if idle > GAP.max(took * WAIT_SYNCS) {
-            self.begin(Phase::Without, now);
+        let is_of_several = answered + waiting >= 2;
+        if !is_of_several && self.syncs == 0 {
+            self.begin(self.phase, now);
+            return None;
+        }
+        // The syncs of one FLUSH count for the rate: with waits there may be fewer of them.
+        self.flushes += answered as u64;
+        if !is_of_several {
             return None;
         }
         self.syncs += 1;
-        self.flushes += answered as u64;
         self.look(now);
         let wait = (took * WAIT_SYNCS).min(WAIT_MAX);
         self.waits().then_some((answered + waiting, wait))
@@ -110,6 +116,15 @@ impl Gather {
 
     fn waits(&self) -> bool {
         matches!(self.phase, Phase::With | Phase::Kept { waits: true })
+    }
+
+    /// A gap has cut the window. A trial that bursts cut again and again has no success.
+    fn cut(&mut self, now: Instant) {
+        match self.phase {
+            Phase::Without => self.begin(Phase::Without, now),
+            Phase::With => self.begin(Phase::Kept { waits: false }, now),
+            Phase::Kept { .. } => {}
+        }
     }
 
     /// Ends the window, if it is long enough.
@@ -218,6 +233,43 @@ mod tests {
         assert_eq!(gather.synced(now, SYNC, 1, 1), Some((2, SYNC * WAIT_SYNCS)));
         now += GAP * 2;
         assert_eq!(gather.synced(now, SYNC, 1, 1), None);
-        assert_eq!(gather.phase, Phase::Without);
+        now += SYNC;
+        assert!(gather.synced(now, SYNC, 1, 1).is_some(), "the gap says nothing about the waits");
+    }
+
+    /// Two writers that do other work as well: their FLUSHes overlap in every third sync, and waits join them at the
+    /// same rate.
+    #[test]
+    fn waits_that_only_join_flushes_are_no_gain() {
+        let mut now = Instant::now();
+        let mut gather = Gather::new(now);
+        let (mut waits, mut syncs) = (0, 0);
+        while syncs < 8 * KEPT_MAX {
+            let shared: &[(usize, usize)] =
+                if gather.waits() { &[(2, 0)] } else { &[(1, 0), (1, 1), (1, 0), (1, 0)] };
+            for &(answered, waiting) in shared {
+                now += 3 * SYNC * answered as u32;
+                waits += u32::from(gather.synced(now, SYNC, answered, waiting).is_some());
+                syncs += 1;
+            }
+        }
+        // The windows of the trials, no more.
+        assert!(waits <= 16 * WINDOW, "{waits} of {syncs} waited");
+    }
+
+    #[test]
+    fn bursts_that_cut_each_trial_have_few_waits() {
+        let mut now = Instant::now();
+        let mut gather = Gather::new(now);
+        let mut waits = 0;
+        for _ in 0..500 {
+            now += GAP * 2;
+            for _ in 0..50 {
+                now += SYNC;
+                waits += u32::from(gather.synced(now, SYNC, 4, 4).is_some());
+                gather.hit();
+            }
+        }
+        assert!(waits < 50 * 500 / 20, "{waits}");
     }
 }

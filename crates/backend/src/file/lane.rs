@@ -316,9 +316,12 @@ impl FileLane {
         }
     }
 
-    /// Continues I/Os for which bounce buffers have become free.
+    /// Continues I/Os for which bounce buffers have become free, and ends a timer that has no purpose any more.
     #[inline]
     fn end_waits(&mut self, engine: &mut dyn Engine) {
+        if let Some(slot) = self.syncs.take_late_timer() {
+            engine.push(Op::EndTimer, Token { slot, layer: 0 });
+        }
         while let Some(slot) = self.bounce.end_of_wait() {
             engine.push(Op::Nop, Token { slot, layer: 0 });
         }
@@ -343,9 +346,6 @@ impl FileLane {
             if let Next::End(outcome) = self.take_result(io, result) {
                 return self.finish(io, slot, outcome, engine);
             }
-        }
-        if let Some(slot) = self.syncs.take_late_timer() {
-            engine.push(Op::EndTimer, Token { slot, layer: 0 });
         }
         Step::Pending
     }

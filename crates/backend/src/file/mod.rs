@@ -30,7 +30,7 @@ use crate::lock::{self, Access, ImageFile, LockError};
 use crate::mark;
 use crate::{Disk, Info, Lane, ResizeError};
 use lane::{FileLane, LaneLimits, Shared};
-use probe::Facts;
+use probe::{Facts, WANTS_BLOCKS};
 use range_lock::RangeLock;
 use size::Size;
 use std::fs;
@@ -456,7 +456,7 @@ fn notices(path: &Path, facts: &Facts, limits: &LaneLimits, fell_back: bool) -> 
     let block = limits.logical_block_bytes;
     if let Some(wanted) = limits.direct.map(|align| align.write).filter(|&wanted| wanted > block) {
         notices.push(format!(
-            "O_DIRECT wants blocks of {wanted} bytes for {path} and the guest has {block}: \
+            "{WANTS_BLOCKS} {wanted} bytes for {path} and the guest has {block}: \
              smaller writes are slow (a new disk may use --logical-block-size {wanted})"
         ));
     }

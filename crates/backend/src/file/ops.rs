@@ -94,7 +94,8 @@ impl FileLane {
 
     pub(super) const SYNC: Op = Op::Fdatasync { file: SYNCED };
 
-    /// A sync, or the timer of a wait for others; `None` if it waits for the end of another one. Fails if an earlier sync has failed.
+    /// A sync, or the timer of a wait for others; `None` if the end of a sync, or the last of the others, continues
+    /// it. Fails if an earlier sync has failed.
     fn start_sync(&mut self, io: &mut Io, slot: Slot) -> Result<Option<Op>, IoError> {
         self.shared.sync_failure.check()?;
         let part = self.syncs.enter(slot, Instant::now());

@@ -121,6 +121,9 @@ pub(super) fn logical_block(
     Ok(wanted)
 }
 
+/// The begin of the notice about blocks of O_DIRECT that are larger than those of the guest.
+pub(super) const WANTS_BLOCKS: &str = "O_DIRECT wants blocks of";
+
 impl super::File {
     /// Uses the page cache if O_DIRECT writes larger blocks than `bytes`, the unit in which an image format uses the
     /// file. A write of a part of a block reads all of it, and later writes it back with what it has read: with the
@@ -136,6 +139,7 @@ impl super::File {
         if let Some(kind) = self.info.description.strip_suffix("(direct)") {
             self.info.description = format!("{kind}(cached)");
         }
+        self.notices.retain(|notice| !notice.starts_with(WANTS_BLOCKS));
         self.notices.push(format!(
             "O_DIRECT writes blocks of {write} bytes in {}, and its clusters have {bytes}: using the \
              host's page cache (convert the image to larger clusters, or silence this by `--direct off`)",
