@@ -232,9 +232,13 @@ mod tests {
 
     #[test]
     fn devices_of_reasons_are_those_of_the_measurements() {
-        let null_blk = [Speed::Polled, Speed::Slow(80), Speed::Slow(200)].map(Storage::Device);
-        let names: Vec<_> =
-            null_blk.into_iter().chain([Storage::Nvme]).map(Storage::name).collect();
+        let speeds = [Speed::Null, Speed::Polled, Speed::Slow(80), Speed::Slow(200)];
+        let names: Vec<_> = speeds
+            .map(Storage::Device)
+            .into_iter()
+            .chain([Storage::Nvme])
+            .map(Storage::name)
+            .collect();
         let labels = KEPT.iter().flat_map(|kept| kept.labels);
         let devices = labels.filter(|(name, _)| *name == "device").flat_map(|(_, values)| *values);
         for device in devices {
