@@ -138,6 +138,8 @@ pub(super) struct FileLane {
     pub(super) zeroes: ZeroLists,
     pub(super) can_punch: bool,
     pub(super) can_zero_range: bool,
+    /// The storage had a write-through cache at the last FLUSH.
+    pub(super) write_through: bool,
     /// Continues I/Os that wait for writers of other lanes.
     remote: Option<Remote>,
 }
@@ -156,6 +158,7 @@ impl FileLane {
             zeroes: ZeroLists::new(),
             can_punch: limits.unmap,
             can_zero_range: true,
+            write_through: false,
             remote: None,
         })
     }
@@ -387,8 +390,7 @@ impl Lane for FileLane {
         if Self::ends_transfer(io, result) {
             return Step::Done(Ok(()));
         }
-        let waits = Stage::of(io) == Stage::WaitSync;
-        if waits && self.syncs.leads(token.slot) {
+        if Stage::of(io) == Stage::WaitSync && self.syncs.leads(token.slot) {
             io.stage = Stage::Sync.with_retries(0);
         }
         let step = match Stage::of(io) {

@@ -98,6 +98,10 @@ impl FileLane {
     /// it. Fails if an earlier sync has failed.
     fn start_sync(&mut self, io: &mut Io, slot: Slot) -> Result<Option<Op>, IoError> {
         self.shared.sync_failure.check()?;
+        self.write_through = self.shared.write_cache.is_write_through();
+        if self.write_through || self.limits.in_memory {
+            return Ok(Some(Self::SYNC)); // `run_now` carries it out
+        }
         let part = self.syncs.enter(slot, Instant::now());
         if part != Part::Leads {
             io.stage = Stage::WaitSync.with_retries(0);
@@ -120,7 +124,7 @@ impl FileLane {
     /// copy; the sync does nothing. Nor does that of a device with a write-through cache.
     /// A transfer moves at most `bytes_max`.
     pub(super) fn run_now(&self, io: &Io, op: &Op, bytes_max: u64) -> Option<i32> {
-        if matches!(op, Op::Fdatasync { .. }) && self.shared.write_cache.is_write_through() {
+        if matches!(op, Op::Fdatasync { .. }) && self.write_through {
             return Some(0);
         }
         if !self.limits.in_memory || !matches!(Stage::of(io), Stage::Transfer | Stage::Sync) {
