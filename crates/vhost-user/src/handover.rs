@@ -295,7 +295,7 @@ impl Device {
         }
         let mut descriptors = Descriptors(descriptors.into_iter().map(Some).collect());
         for at in state.waiting {
-            self.waiting.add([UnixStream::from(descriptors.take(at)?)]);
+            self.waiting.add(UnixStream::from(descriptors.take(at)?));
         }
         let Some(state) = state.connection else { return Ok(None) };
         let stream = UnixStream::from(descriptors.take(state.stream)?);

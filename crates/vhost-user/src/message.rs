@@ -5,7 +5,7 @@
 use crate::error::HeaderError;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags, recvmsg,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, RecvMsg, ReturnFlags, SendFlags, recvmsg,
 };
 use std::fs::File;
 use std::io::{self, IoSliceMut, Write};
@@ -129,13 +129,7 @@ pub(crate) fn arrival(stream: &UnixStream) -> io::Result<Arrival> {
     // Before the look at the data: the front-end may send the rest and hang up in between.
     let has_hung_up = has_hung_up(stream)?;
     let mut bytes = [0; HEADER_BYTES + MAX_MSG_SIZE];
-    let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
-    let look = recvmsg(
-        stream,
-        &mut [IoSliceMut::new(&mut bytes)],
-        &mut RecvAncillaryBuffer::default(),
-        flags,
-    );
+    let look = peek(stream, &mut bytes);
     // After the look: a later out-of-band byte is behind the bytes of the look.
     let events = ready(stream, PollFlags::PRI | PollFlags::OUT)?;
     if events.contains(PollFlags::PRI) {
@@ -166,17 +160,18 @@ pub(crate) fn arrival(stream: &UnixStream) -> io::Result<Arrival> {
     }
 }
 
+/// Looks at the bytes in a stream, which stay there, up to the first part with descriptors. Does not wait.
+fn peek(stream: &UnixStream, bytes: &mut [u8]) -> Result<RecvMsg, rustix::io::Errno> {
+    let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+    recvmsg(stream, &mut [IoSliceMut::new(bytes)], &mut RecvAncillaryBuffer::default(), flags)
+}
+
 /// Returns whether a front-end that is not yet served may wait: it has not hung up, and has sent no descriptor and
 /// less than the largest message.
 pub(crate) fn may_wait(stream: &UnixStream) -> io::Result<bool> {
     use rustix::io::Errno;
     let mut bytes = [0; HEADER_BYTES + MAX_MSG_SIZE];
-    let look = recvmsg(
-        stream,
-        &mut [IoSliceMut::new(&mut bytes)],
-        &mut RecvAncillaryBuffer::default(),
-        RecvFlags::PEEK | RecvFlags::DONTWAIT,
-    );
+    let look = peek(stream, &mut bytes);
     // An out-of-band byte ends a look, whatever follows.
     let ends_waiting = PollFlags::RDHUP | PollFlags::PRI;
     let has_ended = !ready(stream, ends_waiting)?.is_empty();

@@ -52,18 +52,16 @@ impl Waiting {
     /// Accepts the next front-end of a socket.
     pub(crate) fn accept(&self, listener: BorrowedFd<'_>) -> io::Result<()> {
         let stream = UnixStream::from(rustix::net::accept_with(listener, SocketFlags::CLOEXEC)?);
-        self.add([stream]);
+        self.add(stream);
         Ok(())
     }
 
-    /// Adds front-ends, as far as there is room.
-    pub(crate) fn add(&self, streams: impl IntoIterator<Item = UnixStream>) {
+    /// Adds a front-end, or closes it if there is no room.
+    pub(crate) fn add(&self, stream: UnixStream) {
         let mut queue = self.lock();
-        for stream in streams {
-            queue.look();
-            if queue.streams.len() < WAITING_MAX && !queue.is_closed {
-                queue.streams.push_back(stream);
-            }
+        queue.look();
+        if queue.streams.len() < WAITING_MAX && !queue.is_closed {
+            queue.streams.push_back(stream);
         }
     }
 

@@ -168,8 +168,8 @@ mod tests {
 
     const SYNC: Duration = Duration::from_micros(100);
 
-    /// Syncs of a load whose writers take this time between two FLUSHes, until the next trial. Returns
-    /// the number of those that wait.
+    /// [`KEPT_MAX`] syncs of a load: for each, the FLUSHes of eight that it answers, and the time since the last one, both
+    /// with and without waits. Returns the number of those after which the next one waits.
     fn waits_of(
         gather: &mut Gather,
         now: &mut Instant,
@@ -237,7 +237,7 @@ mod tests {
         assert!(gather.synced(now, SYNC, 1, 1).is_some(), "the gap says nothing about the waits");
     }
 
-    /// Two writers that do other work as well: their FLUSHes overlap in every third sync, and waits join them at the
+    /// Two writers that do other work as well: their FLUSHes overlap in every fourth sync, and waits join them at the
     /// same rate.
     #[test]
     fn waits_that_only_join_flushes_are_no_gain() {

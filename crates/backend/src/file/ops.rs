@@ -28,8 +28,8 @@ impl FileLane {
             Stage::Punch => fallocate(PUNCH),
             Stage::Discard => Op::Discard { file: FILE, offset, len },
             Stage::ZeroRange => fallocate(ZERO_RANGE),
-            Stage::Sync | Stage::WaitSync => return self.start_sync(io, slot),
-            Stage::WaitBounce | Stage::WaitRange => return Ok(None),
+            Stage::Sync => return self.start_sync(io, slot),
+            Stage::WaitBounce | Stage::WaitRange | Stage::WaitSync => return Ok(None),
         }))
     }
 

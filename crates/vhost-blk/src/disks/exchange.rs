@@ -446,15 +446,19 @@ mod tests {
 
     #[test]
     fn a_disk_of_the_kernel_alone_and_a_read_only_one_are_refused() {
-        let of = |plane: &str, is_read_only: bool| {
-            let text = format!("blk-file = '/a'\nsocket-path = '/s'\ndata-plane = '{plane}'\n");
-            let table = text.parse::<toml::Table>().unwrap();
-            let args = crate::config::disk_of_table("a test", &table).unwrap();
-            check_disk(&args, is_read_only, ["read-only", "kernel"])
-        };
-        assert_eq!(of("kernel", false), Err("kernel".to_owned()));
-        assert_eq!(of("uring", true), Err("read-only".to_owned()));
-        assert_eq!((of("uring", false), of("auto", false)), (Ok(()), Ok(())));
+        use crate::disks::{mirror, snapshot};
+        for refusals in [mirror::plan::REFUSALS, snapshot::plan::REFUSALS] {
+            let of = |plane: &str, is_read_only: bool| {
+                let text = format!("blk-file = '/a'\nsocket-path = '/s'\ndata-plane = '{plane}'\n");
+                let table = text.parse::<toml::Table>().unwrap();
+                let args = crate::config::disk_of_table("a test", &table).unwrap();
+                check_disk(&args, is_read_only, refusals)
+            };
+            let told = of("kernel", false).unwrap_err();
+            assert!(told.contains("; start it with --data-plane auto or uring"), "{told}");
+            assert!(of("uring", true).unwrap_err().contains("read-only"));
+            assert_eq!((of("uring", false), of("auto", false)), (Ok(()), Ok(())));
+        }
     }
 
     #[test]

@@ -84,6 +84,7 @@ impl FrontEnds {
     fn serve_from(&mut self, mut front_end: Option<UnixStream>, next: Next<'_>) {
         while let Some(stream) = front_end.filter(|_| !self.stop.asked()) {
             self.serve_one(stream, Some(next));
+            self.wait_for_pace();
             front_end = self.server.take_waiting();
         }
     }
@@ -127,7 +128,6 @@ impl FrontEnds {
             }
         };
         self.events.tell(&Change::Disconnected(reason));
-        self.wait_for_pace();
     }
 }
 

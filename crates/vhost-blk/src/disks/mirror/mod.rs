@@ -21,7 +21,7 @@ mod completion;
 mod copier;
 mod facts;
 mod old;
-mod plan;
+pub(super) mod plan;
 mod stack;
 mod state;
 mod target;

@@ -103,7 +103,7 @@ impl Plan {
 }
 
 /// The refusals of a disk that is read-only, and of one on the kernel alone.
-const REFUSALS: [&str; 2] = [
+pub(in crate::disks) const REFUSALS: [&str; 2] = [
     "the disk is read-only, so that its image does not change; copy it (vhost-blk convert), and start \
      the disk with the copy",
     "the disk has --data-plane kernel, and the kernel notes no changes; start it with --data-plane \

@@ -13,7 +13,7 @@
 //! No step after the third writes to the image, and the overlay is written only after it.
 
 mod overlay;
-mod plan;
+pub(super) mod plan;
 
 use super::Disks;
 use super::config_file::NewConfig;

@@ -85,7 +85,7 @@ impl Plan {
 }
 
 /// The refusals of a disk that is read-only, and of one on the kernel alone.
-const REFUSALS: [&str; 2] = [
+pub(in crate::disks) const REFUSALS: [&str; 2] = [
     "the disk is read-only, so that its image does not change; use the image as it is",
     "the disk has --data-plane kernel, and the kernel serves no overlay; start it with --data-plane \
      auto or uring",
